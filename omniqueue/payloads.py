@@ -1,0 +1,289 @@
+"""Bulk data between stages: ``oq_*`` files in shared memory, a small JSON header and then raw tensors. No pickle.
+
+A payload is written under a temporary name and renamed when it is complete, so a reader sees all of it or nothing.
+Readers map it and do not consume it; it lives until its job is over. Plain files with ``mmap`` rather than
+``multiprocessing.shared_memory``: on Python before 3.13 that module destroys a segment when its creator, or a process
+that merely attached to it, exits (seen on 3.11).
+
+Layout: ``b"OQP1"``, header length (u32, little endian), header (JSON, UTF-8), tensors, each aligned to 64 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omniqueue import errors
+
+PREFIX = "oq_"
+_MAGIC = b"OQP1"
+_ALIGN = 64
+#: Left free in the file system, so that one payload cannot fill it to the last page.
+_RESERVE_BYTES = 1 << 20
+
+#: Bytes per element, by the names that numpy and torch share.
+ITEM_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+}
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A dense row-major array without a framework: dtype name, shape, little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: Buffer
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise errors.PayloadError(f"dtype {self.dtype!r} cannot be stored; one of {', '.join(ITEM_BYTES)} can.")
+        wanted = ITEM_BYTES[self.dtype]
+        for side in self.shape:
+            wanted *= side
+        if memoryview(self.buffer).nbytes != wanted:
+            raise errors.PayloadError(
+                f"A {self.dtype} tensor of shape {self.shape} has {wanted} bytes, not {memoryview(self.buffer).nbytes}."
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return memoryview(self.buffer).nbytes
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of a payload: JSON facts and named tensors."""
+
+    data: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a payload is: the only thing about it that travels through Redis and Celery."""
+
+    name: str
+    nbytes: int
+    host: str
+    store: str = "shm"
+
+    def to_json(self) -> dict[str, Any]:
+        """The form kept in the job record."""
+        return {"store": self.store, "host": self.host, "name": self.name, "nbytes": self.nbytes}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Reference:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            name=str(value["name"]), nbytes=int(value["nbytes"]), host=str(value["host"]), store=str(value["store"])
+        )
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+def _pack(items: Sequence[Item]) -> tuple[bytes, list[tuple[int, Buffer]], int]:
+    """Header bytes, (offset, buffer) of every tensor, and the size of the whole."""
+    described: list[dict[str, Any]] = []
+    buffers: list[tuple[int, Buffer]] = []
+    offset = 0  # relative to the first byte after the header
+    for item in items:
+        entry: dict[str, Any] = {"data": dict(item.data), "tensors": {}}
+        for name, tensor in item.tensors.items():
+            offset = _aligned(offset)
+            entry["tensors"][name] = [tensor.dtype, list(tensor.shape), offset]
+            buffers.append((offset, tensor.buffer))
+            offset += tensor.nbytes
+        described.append(entry)
+    text = json.dumps({"items": described}, separators=(",", ":"), allow_nan=False).encode()
+    head = _MAGIC + struct.pack("<I", len(text)) + text
+    start = _aligned(len(head))
+    return head, [(start + at, buffer) for at, buffer in buffers], start + offset
+
+
+class MappedPayload:
+    """A payload opened for reading; its tensors are views into the mapping and live as long as they are used."""
+
+    def __init__(self, mapping: mmap.mmap | bytes, name: str) -> None:
+        self._mapping = mapping
+        view = memoryview(mapping)
+        try:
+            if bytes(view[:4]) != _MAGIC:
+                raise errors.PayloadError(f"{name} is not a payload of this version.")
+            (length,) = struct.unpack("<I", view[4:8])
+            header = json.loads(bytes(view[8 : 8 + length]))
+            start = _aligned(8 + length)
+            self.items = tuple(self._item(entry, view, start) for entry in header["items"])
+        except (ValueError, KeyError, struct.error, UnicodeDecodeError) as exc:
+            raise errors.PayloadError(f"{name} is damaged: {exc}") from exc
+
+    @staticmethod
+    def _item(entry: dict[str, Any], view: memoryview, start: int) -> Item:
+        tensors = {}
+        for name, (dtype, shape, offset) in entry["tensors"].items():
+            nbytes = ITEM_BYTES[dtype]
+            for side in shape:
+                nbytes *= side
+            tensors[name] = Tensor(dtype, tuple(shape), view[start + offset : start + offset + nbytes])
+        return Item(entry["data"], tensors)
+
+
+class PayloadStore:
+    """The payloads of one deployment on one host, in ``directory`` (bytes free are checked before each write)."""
+
+    def __init__(self, namespace: str, directory: str = "/dev/shm", host: str | None = None) -> None:
+        """``namespace`` is a short hexadecimal name that keeps two deployments on one host apart."""
+        self.namespace = namespace
+        self.directory = Path(directory)
+        self.host = host or socket.gethostname()
+        self.written_bytes = 0
+        self._lock = threading.Lock()
+
+    def name(self, job_id: str, stage_id: int, attempt: int) -> str:
+        """The file name of one attempt's output: job, stage and attempt each keep to a key of their own."""
+        return f"{PREFIX}{self.namespace}_{job_id}_{stage_id}_{attempt}"
+
+    def input_name(self, job_id: str) -> str:
+        """The file name of a request's input media."""
+        return f"{PREFIX}{self.namespace}_{job_id}_in_0"
+
+    def put(self, name: str, items: Sequence[Item]) -> Reference:
+        """Write a payload completely or not at all. Raises NoRoom when it does not fit, PayloadError otherwise."""
+        head, buffers, total = _pack(items)
+        free = self.free_bytes()
+        if total + _RESERVE_BYTES > free:
+            raise errors.NoRoom(self._no_room(total, free))
+        temporary = self.directory / f"{name}.part{os.getpid()}-{threading.get_ident()}"
+        try:
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                # Claims the pages now: a full tmpfs then says ENOSPC here instead of SIGBUS at a later write.
+                os.posix_fallocate(descriptor, 0, total)
+                os.pwrite(descriptor, head, 0)
+                for offset, buffer in buffers:
+                    _pwrite_all(descriptor, buffer, offset)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, self.directory / name)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise errors.NoRoom(self._no_room(total, self.free_bytes())) from exc
+            raise errors.PayloadError(f"Could not write {name} to {self.directory}: {exc.strerror}.") from exc
+        with self._lock:
+            self.written_bytes += total
+        return Reference(name=name, nbytes=total, host=self.host)
+
+    def _no_room(self, wanted: int, free: int) -> str:
+        return (
+            f"{self.directory} has {free:,} bytes free and the payload needs {wanted:,}; "
+            "raise its size (docker: shm_size) or run fewer requests at once."
+        )
+
+    @contextlib.contextmanager
+    def open(self, reference: Reference) -> Iterator[MappedPayload]:
+        """Map a payload for reading. Raises PayloadError when it is gone, damaged or on another host."""
+        if reference.store != "shm" or reference.host != self.host:
+            raise errors.PayloadError(
+                f"Payload {reference.name} lies in {reference.store} on host {reference.host}; this is {self.host}."
+            )
+        try:
+            with open(self.directory / reference.name, "rb") as file:
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as exc:
+            raise errors.PayloadError(f"Payload {reference.name} cannot be opened: {exc}.") from exc
+        try:
+            yield MappedPayload(mapping, reference.name)
+        finally:
+            # Views handed to an engine may outlive the block: then the mapping goes with the last of them.
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+    def release(self, names: Iterable[str]) -> None:
+        """Remove payloads of this host; those already gone are fine. A reader that holds one mapped keeps its view."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / name)
+
+    def names(self) -> list[str]:
+        """All files of this deployment on this host, unfinished ones included."""
+        mine = f"{PREFIX}{self.namespace}_"
+        with os.scandir(self.directory) as entries:
+            return [entry.name for entry in entries if entry.name.startswith(mine)]
+
+    def sweep(self, is_live: Callable[[set[str]], set[str]], min_age_s: float = 2.0) -> list[str]:
+        """Remove files whose job is over or unknown, and return their names.
+
+        ``is_live`` gets job ids and returns those still running. ``min_age_s`` spares a file whose job record may not
+        be visible yet.
+        """
+        now = time.time()
+        old: dict[str, str] = {}
+        for name in self.names():
+            with contextlib.suppress(FileNotFoundError):
+                if now - os.stat(self.directory / name).st_mtime >= min_age_s:
+                    old[name] = job_of(name)
+        live = is_live(set(old.values())) if old else set()
+        gone = [name for name, job_id in old.items() if job_id not in live]
+        self.release(gone)
+        return gone
+
+    def resident_bytes(self) -> int:
+        """Bytes that this deployment's payloads hold on this host."""
+        total = 0
+        for name in self.names():
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(self.directory / name).st_size
+        return total
+
+    def free_bytes(self) -> int:
+        """Bytes free in the payload directory."""
+        facts = os.statvfs(self.directory)
+        return facts.f_bavail * facts.f_frsize
+
+    def size_bytes(self) -> int:
+        """Size of the file system that holds the payload directory."""
+        facts = os.statvfs(self.directory)
+        return facts.f_blocks * facts.f_frsize
+
+
+def job_of(name: str) -> str:
+    """The job id inside a payload's file name."""
+    parts = name.split("_")
+    return parts[2] if len(parts) > 2 else ""
+
+
+def _pwrite_all(descriptor: int, buffer: Buffer, offset: int) -> None:
+    view = memoryview(buffer).cast("B")
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
