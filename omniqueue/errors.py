@@ -138,6 +138,18 @@ class EngineRejected(EngineError):
     code = "engine_rejected"
 
 
+class Stopped(EngineError):
+    """The work was stopped because its job was cancelled, has ended, or was given to another worker."""
+
+    code = "stopped"
+
+
+class HandedBack(EngineError):
+    """This worker is shutting down; the stage goes back to its queue."""
+
+    code = "handed_back"
+
+
 class EngineDead(EngineError):
     """The engine is gone; the worker process has to be restarted."""
 

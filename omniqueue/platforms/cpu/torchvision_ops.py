@@ -1,10 +1,10 @@
-"""Lets the torchvision and torchaudio that PyPI has, both built for CUDA, import beside a CPU build of torch.
+"""Lets PyPI's torchvision, torchaudio and torchcodec, all built for CUDA, import beside a CPU build of torch.
 
-Their native libraries do not load there, and each raises at import: torchvision because its Python side adds shape
-functions to the operators ``nms`` and ``qnms``, which then do not exist; torchaudio because it lets the failure out.
-transformers imports both, so nothing of vLLM would start. Here the schemas of the two operators are declared when they
-are missing, and torchaudio takes a library that does not load for one that is not there, which it is written for. What
-needs the native code still fails when it is called. Builds that match torch are left alone.
+Their native libraries do not load there, and each raises at import, and with it transformers and vLLM. torchvision adds
+shape functions to the operators ``nms`` and ``qnms``, which then do not exist; torchaudio and torchcodec let an OSError
+out that nobody expects. Here the schemas of the two operators are declared when they are missing, torchaudio takes a
+library that does not load for one that is not there, which it is written for, and torchcodec says ImportError, which
+vLLM is written for. What needs the native code still fails when it is called. Builds that match torch are left alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATORS = ("nms", "qnms")
 _libraries: list[Any] = []
 
 
-def _declare_operators(extension: ModuleType) -> None:
+def _declare_operators(extension: Any) -> None:
     import torch
 
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
@@ -38,7 +38,7 @@ def _declare_operators(extension: ModuleType) -> None:
         logger.debug("torchvision was built for another torch; declared %s without kernels.", missing)
 
 
-def _tolerate_missing_library(utils: ModuleType) -> None:
+def _tolerate_missing_library(utils: Any) -> None:
     load = utils._load_lib
 
     def load_or_say_no(library: str) -> bool:
@@ -48,13 +48,26 @@ def _tolerate_missing_library(utils: ModuleType) -> None:
             logger.debug("torchaudio goes without %s: %s", library, exc)
             return False
 
-    utils._load_lib = load_or_say_no  # type: ignore[attr-defined]
+    utils._load_lib = load_or_say_no
+
+
+def _raise_import_error(utils: Any) -> None:
+    load = utils.load_image_library
+
+    def load_or_raise() -> None:
+        try:
+            load()
+        except OSError as exc:
+            raise ImportError(f"torchcodec was built for another torch: {exc}") from exc
+
+    utils.load_image_library = load_or_raise
 
 
 #: What to do right after a module has run. Both run before anything that depends on the native library.
-_AFTER: dict[str, Callable[[ModuleType], None]] = {
+_AFTER: dict[str, Callable[[Any], None]] = {
     "torchvision.extension": _declare_operators,
     "torchaudio._extension.utils": _tolerate_missing_library,
+    "torchcodec._internally_replaced_utils": _raise_import_error,
 }
 
 

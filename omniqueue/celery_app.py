@@ -1,0 +1,58 @@
+"""The one Celery app and every broker setting, each with its why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celery
+from celery import signals
+
+from omniqueue import settings
+
+_settings = settings.load()
+
+app = celery.Celery("omniqueue", broker=_settings.broker_url or _settings.redis_url, include=["omniqueue.tasks"])
+
+app.conf.update(
+    # JSON only: a pickle from the broker would run code.
+    task_serializer="json",
+    accept_content=["json"],
+    # Results live in the job record; a result backend would cost more than the hop itself and leave keys behind.
+    task_ignore_result=True,
+    # Threads share one engine, which batches them; a fork would break CUDA and load the model once per child.
+    worker_pool="threads",
+    # Late acknowledgement with a multiplier of 1 reserves nothing beyond what runs, so an idle replica never starves.
+    task_acks_late=True,
+    worker_prefetch_multiplier=1,
+    broker_transport_options={
+        # The job record re-enqueues what is lost, in seconds. Kombu's own bookkeeping of un-acked messages costs 17 % of
+        # a hop, runs long tasks twice, and its restore path kills the worker when Redis restarts.
+        "ack_emulation": False,
+        # redis-py's default is 5 s, which would cut the blocking read of an idle queue.
+        "socket_timeout": 30,
+        "socket_connect_timeout": 2,
+        "socket_keepalive": True,
+        "health_check_interval": 25,
+    },
+    # A worker outlives its broker: it tries again for ever, once a second.
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_connection_timeout=2,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    # Publishing fails fast: the record says that the work is owed, and the reaper publishes again.
+    task_publish_retry=False,
+    broker_pool_limit=64,
+    # Names in Flower are short, and prompts never show: arguments are ids (see chain.py).
+    worker_send_task_events=False,
+    worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
+    worker_log_color=False,
+)
+
+
+@signals.celeryd_init.connect
+def _configure_worker(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
+    """Turn ``celery worker -Q stage0`` into a stage's worker: its engine, its concurrency."""
+    from workers import stage_worker
+
+    stage_worker.configure(app, conf, options)

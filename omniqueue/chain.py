@@ -1,0 +1,36 @@
+"""A job as a Celery chain: one signature per stage, each on its stage's queue, ids only in the arguments."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import celery
+
+from omniqueue import store, tasks
+from omniqueue.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+def signature(pipe: Pipeline, stage_id: int, job_id: str, priority: int = 0) -> Any:
+    """The message that asks for one stage of one job."""
+    stage = pipe.stage(stage_id)
+    return tasks.run_stage.si(job_id, stage_id).set(
+        queue=stage.queue, priority=priority, argsrepr=f"({job_id}, {stage_id})", kwargsrepr="{}"
+    )
+
+
+def build(pipe: Pipeline, job_id: str, first: int = 0, priority: int = 0) -> Any:
+    """The chain from stage ``first`` to the last: each finished stage enqueues the next."""
+    return celery.chain(*[signature(pipe, stage.stage_id, job_id, priority) for stage in pipe.stages[first:]])
+
+
+def publish(pipe: Pipeline, owed: store.Owed, priority: int = 0) -> bool:
+    """Enqueue what is owed of a job. False when the broker is away: the reaper then does it again."""
+    try:
+        build(pipe, owed.job_id, owed.stage_id, priority).apply_async(priority=priority)
+    except Exception as exc:  # noqa: BLE001 - kombu raises the transport's own errors, whichever transport it is
+        log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
+        return False
+    return True

@@ -1,0 +1,280 @@
+-- Every change to a job record, each one atomic. ARGV[1] names the operation, ARGV[2] is the key prefix, the rest are
+-- its arguments. Times are the server's own, so that workers' clocks do not matter. Called only from store.py.
+--
+-- A stage of a job is "queued" (work is owed, a message should be in its queue), "running" (claimed: an attempt number,
+-- which is the fencing token, and a lease) or "done" (its reference is recorded and never changes again).
+
+local P = ARGV[2]
+local t = redis.call('TIME')
+local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
+
+local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
+-- Reply lists and control lists of processes that are gone vanish by themselves.
+local LIST_TTL_S = 600
+
+local function job_key(id) return P .. ':job:' .. id end
+local function get(id, field) return redis.call('HGET', job_key(id), field) end
+local function num(text) return tonumber(text or 0) or 0 end
+local function stamp(value) return string.format('%.6f', value) end
+local function member(id, stage) return id .. ':' .. stage end
+local function leases(id) return P .. ':leases:' .. get(id, 'pipeline') end
+
+local function queue_of(id, stage) return cjson.decode(get(id, 'queues'))[stage + 1] end
+
+-- The message of this stage is (again) on its way.
+local function mark_queued(id, stage)
+  redis.call('HSET', job_key(id), stage .. ':state', 'queued', stage .. ':queued', stamp(now),
+    stage .. ':published', stamp(now), 'stage', stage)
+  redis.call('ZADD', P .. ':wait:' .. queue_of(id, stage), now, id)
+  redis.call('ZREM', leases(id), member(id, stage))
+end
+
+local function control(id, stage, what)
+  local worker = get(id, stage .. ':worker')
+  if worker then
+    local key = P .. ':control:' .. worker
+    redis.call('RPUSH', key, what .. ':' .. id .. ':' .. stage .. ':' .. num(get(id, stage .. ':attempt')))
+    redis.call('EXPIRE', key, LIST_TTL_S)
+  end
+end
+
+local function count(pipeline, what) redis.call('HINCRBY', P .. ':count:' .. pipeline, what, 1) end
+
+-- The one way into a terminal state.
+local function finalize(id, state, error, result)
+  local key = job_key(id)
+  local pipeline = get(id, 'pipeline')
+  local stage = num(get(id, 'stage'))
+  redis.call('HSET', key, 'state', state, 'finished', stamp(now))
+  if error then redis.call('HSET', key, 'error', error) end
+  if result then redis.call('HSET', key, 'result', result) end
+  redis.call('ZREM', P .. ':live:' .. pipeline, id)
+  redis.call('ZREM', P .. ':wait:' .. queue_of(id, stage), id)
+  redis.call('ZREM', leases(id), member(id, stage))
+  local ttl = num(get(id, 'ttl'))
+  redis.call('ZADD', P .. ':ended', now + ttl, id)
+  redis.call('EXPIRE', key, math.ceil(ttl) + 86400)  -- a backstop, should no reaper ever run again
+  count(pipeline, state)
+  local reply = get(id, 'reply')
+  if reply and reply ~= '' then
+    redis.call('RPUSH', P .. ':reply:' .. reply, id)
+    redis.call('EXPIRE', P .. ':reply:' .. reply, LIST_TTL_S)
+  end
+  return state
+end
+
+local function failure(id, stage, kind, reason)
+  return cjson.encode({stage = stage, name = cjson.decode(get(id, 'names'))[stage + 1], code = kind, message = reason,
+    attempts = num(get(id, stage .. ':attempt'))})
+end
+
+-- An attempt ended without a result. Returns 'queued' when the stage is owed again, else the terminal state.
+local function attempt_failed(id, stage, error, retry, counted)
+  local key = job_key(id)
+  if get(id, 'state') == 'cancelling' then return finalize(id, 'cancelled') end
+  if now > num(get(id, 'deadline')) then return finalize(id, 'expired', error) end
+  if counted then
+    local failures = redis.call('HINCRBY', key, stage .. ':failures', 1)
+    count(get(id, 'pipeline'), 'attempt_failures')
+    if not retry or failures >= num(get(id, 'max_attempts')) then return finalize(id, 'failed', error) end
+    redis.call('HSET', key, stage .. ':last_error', error)
+  end
+  mark_queued(id, stage)
+  return 'queued'
+end
+
+local function is_current(id, stage, attempt)
+  return get(id, stage .. ':state') == 'running' and num(get(id, stage .. ':attempt')) == num(attempt)
+    and not TERMINAL[get(id, 'state')]
+end
+
+local ops = {}
+
+-- id, record (JSON object of strings), max_queue, idempotency key or '', its time to live
+function ops.submit(id, record, max_queue, idem, idem_ttl)
+  local fields = cjson.decode(record)
+  if idem ~= '' then
+    local known = redis.call('GET', P .. ':idem:' .. idem)
+    if known then
+      local old = redis.call('HGET', job_key(known), 'digest')
+      if old then return {old == fields.digest and 'existing' or 'differs', known} end
+    end
+  end
+  if redis.call('ZCARD', P .. ':live:' .. fields.pipeline) >= tonumber(max_queue) then return {'full'} end
+  local flat = {}
+  for name, value in pairs(fields) do flat[#flat + 1] = name; flat[#flat + 1] = value end
+  redis.call('HSET', job_key(id), unpack(flat))
+  redis.call('HSET', job_key(id), 'state', 'queued', 'created', stamp(now),
+    'deadline', stamp(now + tonumber(fields.timeout)))
+  redis.call('ZADD', P .. ':live:' .. fields.pipeline, now + tonumber(fields.timeout), id)
+  redis.call('ZADD', P .. ':jobs:' .. fields.pipeline, now, id)
+  if idem ~= '' then redis.call('SET', P .. ':idem:' .. idem, id, 'EX', idem_ttl) end
+  count(fields.pipeline, 'accepted')
+  mark_queued(id, 0)
+  return {'ok', id}
+end
+
+-- id, stage, worker, lease seconds
+function ops.claim(id, stage, worker, lease_s)
+  local key = job_key(id)
+  local state = get(id, 'state')
+  if not state then return {'gone'} end
+  if TERMINAL[state] then return {'over'} end
+  stage = num(stage)
+  local stage_state = get(id, stage .. ':state')
+  if stage_state == 'done' then return {'done'} end
+  if stage_state == 'running' and num(get(id, stage .. ':lease')) > now then return {'busy'} end
+  if stage_state ~= 'queued' and stage_state ~= 'running' then return {'early'} end
+  if stage_state == 'running' then  -- its lease has lapsed and the reaper has not been by yet
+    local outcome = attempt_failed(id, stage, failure(id, stage, 'worker_lost',
+      'The worker ' .. (get(id, stage .. ':worker') or '?') .. ' stopped answering.'), true, true)
+    if outcome ~= 'queued' then return {'over'} end
+  end
+  if state == 'cancelling' then finalize(id, 'cancelled'); return {'over'} end
+  if now > num(get(id, 'deadline')) then
+    finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the job waited.'))
+    return {'over'}
+  end
+  local attempt = redis.call('HINCRBY', key, stage .. ':attempt', 1)
+  local lease = now + tonumber(lease_s)
+  redis.call('HSET', key, 'state', 'running', 'stage', stage, stage .. ':state', 'running',
+    stage .. ':worker', worker, stage .. ':lease', stamp(lease), stage .. ':started', stamp(now),
+    stage .. ':progress', '0/0')
+  redis.call('ZADD', leases(id), lease, member(id, stage))
+  redis.call('ZREM', P .. ':wait:' .. queue_of(id, stage), id)
+  local refs = {}
+  for k = 0, stage - 1 do refs[k + 1] = get(id, k .. ':ref') or '' end
+  return {'run', attempt, get(id, 'request'), stamp(num(get(id, 'deadline')) - now), get(id, 'input') or '', unpack(refs)}
+end
+
+-- lease seconds, then id, stage, attempt, progress in fours. Returns those that must stop.
+function ops.renew(lease_s, ...)
+  local held = {...}
+  local stop = {}
+  local lease = now + tonumber(lease_s)
+  for i = 1, #held, 4 do
+    local id, stage, attempt, progress = held[i], num(held[i + 1]), held[i + 2], held[i + 3]
+    if is_current(id, stage, attempt) and get(id, 'state') == 'running' then
+      redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease), stage .. ':progress', progress)
+      redis.call('ZADD', leases(id), lease, member(id, stage))
+    else
+      stop[#stop + 1] = id .. ':' .. stage .. ':' .. attempt
+      -- A worker that is told to stop must still confirm a cancel, so its lease is kept until then.
+      if is_current(id, stage, attempt) then
+        redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease))
+        redis.call('ZADD', leases(id), lease, member(id, stage))
+      end
+    end
+  end
+  return stop
+end
+
+-- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job)
+function ops.finish(id, stage, attempt, ref, params, result)
+  stage = num(stage)
+  if not is_current(id, stage, attempt) then return {'stale'} end
+  if get(id, 'state') == 'cancelling' then return {finalize(id, 'cancelled')} end
+  if now > num(get(id, 'deadline')) then
+    return {finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the stage ran.'))}
+  end
+  local key = job_key(id)
+  redis.call('HSET', key, stage .. ':state', 'done', stage .. ':ended', stamp(now), stage .. ':ref', ref,
+    stage .. ':params', params)
+  redis.call('ZREM', leases(id), member(id, stage))
+  if result ~= '' then return {finalize(id, 'succeeded', nil, result)} end
+  mark_queued(id, stage + 1)
+  return {'next'}
+end
+
+-- id, stage, attempt, code, reason, '1' to try again, '1' to count it as a failure
+function ops.fail(id, stage, attempt, code, reason, retry, counted)
+  stage = num(stage)
+  if not is_current(id, stage, attempt) then return {'stale'} end
+  return {attempt_failed(id, stage, failure(id, stage, code, reason), retry == '1', counted == '1')}
+end
+
+function ops.cancel(id)
+  local state = get(id, 'state')
+  if not state then return {'gone'} end
+  if TERMINAL[state] or state == 'cancelling' then return {state} end
+  local stage = num(get(id, 'stage'))
+  if get(id, stage .. ':state') == 'running' then
+    redis.call('HSET', job_key(id), 'state', 'cancelling')
+    control(id, stage, 'stop')
+    return {'cancelling'}
+  end
+  return {finalize(id, 'cancelled')}
+end
+
+-- Forget a finished job. Returns its result, so that the caller can remove the files.
+function ops.delete(id)
+  local state = get(id, 'state')
+  if not state then return {'gone'} end
+  if not TERMINAL[state] then return {'live'} end
+  local result = get(id, 'result') or ''
+  redis.call('ZREM', P .. ':jobs:' .. get(id, 'pipeline'), id)
+  redis.call('ZREM', P .. ':ended', id)
+  redis.call('DEL', job_key(id))
+  return {'deleted', result}
+end
+
+-- Lapsed leases and passed deadlines. pipeline, limit. Returns id:stage of every stage that is owed again.
+function ops.reap(pipeline, limit)
+  local owed = {}
+  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases:' .. pipeline, '-inf', now, 'LIMIT', 0, limit)) do
+    local id, stage = entry:match('^(.*):(%d+)$')
+    stage = num(stage)
+    local state = get(id, 'state')
+    if not state or TERMINAL[state] or get(id, stage .. ':state') ~= 'running' then
+      redis.call('ZREM', P .. ':leases:' .. pipeline, entry)
+    else
+      local outcome = attempt_failed(id, stage, failure(id, stage, 'worker_lost',
+        'The worker ' .. (get(id, stage .. ':worker') or '?') .. ' stopped answering.'), true, true)
+      if outcome == 'queued' then owed[#owed + 1] = member(id, stage) end
+    end
+  end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':live:' .. pipeline, '-inf', now, 'LIMIT', 0, limit)) do
+    local state = get(id, 'state')
+    if not state then
+      redis.call('ZREM', P .. ':live:' .. pipeline, id)
+    else
+      local stage = num(get(id, 'stage'))
+      local running = get(id, stage .. ':state') == 'running'
+      if running then control(id, stage, 'stop') end
+      finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', running and 'The deadline passed while the stage ran.'
+        or 'The deadline passed while the job waited.'))
+    end
+  end
+  return owed
+end
+
+-- Stages that wait although their message is not in the queue. queue, seconds a message may be on its way, limit,
+-- id of the oldest message in the queue or ''. Marks them as published again and returns their ids.
+function ops.lost(queue, grace_s, limit, oldest_id)
+  local lost = {}
+  local before = now - tonumber(grace_s)
+  if oldest_id ~= '' then
+    local stage = get(oldest_id, 'stage')
+    local published = stage and get(oldest_id, stage .. ':published')
+    -- Everything published clearly before the oldest message that is still there should be there too.
+    if published then before = math.min(before, num(published) - tonumber(grace_s)) else before = before - 10 * tonumber(grace_s) end
+  end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':wait:' .. queue, '-inf', before, 'LIMIT', 0, limit)) do
+    local state = get(id, 'state')
+    local stage = get(id, 'stage')
+    if not state or TERMINAL[state] or get(id, stage .. ':state') ~= 'queued' then
+      redis.call('ZREM', P .. ':wait:' .. queue, id)
+    elseif num(get(id, stage .. ':published')) < before then
+      redis.call('HSET', job_key(id), stage .. ':published', stamp(now))
+      lost[#lost + 1] = member(id, stage)
+    end
+  end
+  return lost
+end
+
+-- Ids of finished jobs whose time to live has passed, at most limit of them.
+function ops.outdated(limit) return redis.call('ZRANGEBYSCORE', P .. ':ended', '-inf', now, 'LIMIT', 0, limit) end
+
+local args = {}
+for i = 3, #ARGV do args[#args + 1] = ARGV[i] end
+return ops[ARGV[1]](unpack(args))

@@ -1,0 +1,116 @@
+"""OMNIQUEUE_* environment variables, read once; a bad value names the key and the value."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from omniqueue import errors
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that comes from the environment rather than from a stage config."""
+
+    #: Redis or Valkey: job records, leases, replies; also the broker unless ``broker_url`` says otherwise.
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    #: Celery's broker when it is not the same Redis (for example RabbitMQ).
+    broker_url: str | None = None
+    #: Prefix of every Redis key of ours.
+    namespace: str = "oq"
+    #: Stage configs, separated by the path separator when a router serves several pipelines.
+    stage_configs_path: str | None = None
+    #: Checkpoint folder or hub id; wins over the config's ``model``.
+    model: str | None = None
+    #: Replaces the config's served model names.
+    served_model_name: str | None = None
+    #: Where payloads lie.
+    shm_dir: str = "/dev/shm"
+    #: Name of this host in payload references; replicas that share one /dev/shm must agree on it.
+    host: str | None = None
+    #: fsspec URL under which finished media are stored by the last stage's worker.
+    media_fs_url: str = ""
+    #: Public URL prefix of that place; without it the router serves the files itself.
+    media_http_url: str | None = None
+    #: After SIGTERM: how long running work may take to finish before it is handed back, in seconds.
+    drain_grace_s: float = 60.0
+    #: How long Redis may take to answer a request's first question, in seconds.
+    redis_timeout_s: float = 1.5
+    #: Threads of one router process: clients that can wait at once.
+    router_threads: int = 256
+
+    def payload_namespace(self) -> str:
+        """Short name that keeps two deployments on one host apart; the same after a restart, no secret in it."""
+        parts = urlsplit(self.redis_url)
+        place = f"{parts.scheme}://{parts.hostname or ''}:{parts.port or ''}{parts.path}?{parts.query}|{self.namespace}"
+        return hashlib.sha256(place.encode()).hexdigest()[:8]
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+def _seconds(value: str) -> float:
+    number = float(value)
+    if not 0 < number < 1e9:
+        raise ValueError("it must be a number of seconds above 0")
+    return number
+
+
+def _count(value: str) -> int:
+    number = int(value)
+    if not 0 < number < 100_000:
+        raise ValueError("it must be a whole number above 0")
+    return number
+
+
+def _redis_url(value: str) -> str:
+    if urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("it must begin with redis://, rediss:// or unix://")
+    return value
+
+
+def default_media_dir() -> str:
+    """Where media go when nothing is configured: a folder of this user under the temporary directory."""
+    return "file://" + os.path.join(tempfile.gettempdir(), f"omniqueue-media-{os.getuid()}")
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment. Raises ConfigError that names the key and the value."""
+    env = os.environ if environ is None else environ
+
+    def get(name: str, cast: Callable[[str], T], default: T) -> T:
+        key = f"OMNIQUEUE_{name}"
+        value = env.get(key)
+        if value is None or value == "":
+            return default
+        try:
+            return cast(value)
+        except ValueError as exc:
+            raise errors.ConfigError(f"{key}={value!r} is not valid: {exc}.", param=key) from exc
+
+    base = Settings()
+    return Settings(
+        redis_url=get("REDIS_URL", _redis_url, base.redis_url),
+        broker_url=get("BROKER_URL", _text, base.broker_url),
+        namespace=get("NAMESPACE", _text, base.namespace),
+        stage_configs_path=get("STAGE_CONFIGS_PATH", _text, base.stage_configs_path),
+        model=get("MODEL", _text, base.model),
+        served_model_name=get("SERVED_MODEL_NAME", _text, base.served_model_name),
+        shm_dir=get("SHM_DIR", _text, base.shm_dir),
+        host=get("HOST", _text, base.host),
+        media_fs_url=get("MEDIA_FS_URL", _text, default_media_dir()),
+        media_http_url=get("MEDIA_HTTP_URL", _text, base.media_http_url),
+        drain_grace_s=get("DRAIN_GRACE_S", _seconds, base.drain_grace_s),
+        redis_timeout_s=get("REDIS_TIMEOUT_S", _seconds, base.redis_timeout_s),
+        router_threads=get("ROUTER_THREADS", _count, base.router_threads),
+    )

@@ -1,0 +1,379 @@
+"""Job records, leases, replies and heartbeats in Redis. With records.lua the only place that names a Redis key."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from omniqueue import errors, job, payloads, pipeline, settings
+
+#: A worker's heartbeat in Redis outlives this many missed beats.
+HEARTBEAT_TTL_S = 5.0
+IDEMPOTENCY_TTL_S = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to run one stage of one job: until the lease lapses, and only with this attempt number."""
+
+    job_id: str
+    stage_id: int
+    attempt: int
+    request: Mapping[str, Any]
+    #: Seconds until the job's deadline, when it was claimed.
+    remaining_s: float
+    #: The request's input media, if it has any.
+    input_reference: payloads.Reference | None
+    #: Outputs of the earlier stages, by stage id.
+    references: Mapping[int, payloads.Reference]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What became of a submitted job: its id, and whether an earlier request with the same key already had made it."""
+
+    job_id: str
+    existing: bool
+
+
+@dataclass(frozen=True)
+class Owed:
+    """A stage of a job whose message has to be published (again)."""
+
+    job_id: str
+    stage_id: int
+
+    @classmethod
+    def parse(cls, text: str) -> Owed:
+        """Read ``id:stage``."""
+        job_id, _, stage = text.rpartition(":")
+        return cls(job_id, int(stage))
+
+
+def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
+    """A client that answers or fails within ``timeout_s``; redis-py's own defaults are 5 s and 100 connections."""
+    client = redis.Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        max_connections=4096,
+        retry=Retry(NoBackoff(), 1),
+        health_check_interval=30,
+        **options,
+    )
+    return client
+
+
+@contextlib.contextmanager
+def _reachable() -> Iterator[None]:
+    """Turn the client's connection errors into ours."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.ReadOnlyError) as exc:
+        raise errors.BrokerUnavailable() from exc
+    except redis.ResponseError as exc:
+        if "OOM" in str(exc):  # maxmemory reached: nothing was written
+            raise errors.BrokerUnavailable("Redis is out of memory, so nothing was accepted.") from exc
+        raise
+
+
+def new_id() -> str:
+    """A job id: opaque, and without the characters that payload names and record keys use."""
+    return uuid.uuid4().hex
+
+
+def digest(request: Mapping[str, Any]) -> str:
+    """Fingerprint of a request, to tell a retry from another request under the same idempotency key."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Store:
+    """All that is kept in Redis, for one namespace. Every method raises BrokerUnavailable when Redis is away."""
+
+    def __init__(self, client: redis.Redis, namespace: str = "oq") -> None:
+        self.client = client
+        self.namespace = namespace
+        script = resources.files("omniqueue").joinpath("records.lua").read_text()
+        self._script = client.register_script(script)
+
+    @classmethod
+    def from_settings(cls, config: settings.Settings, timeout_s: float | None = None) -> Store:
+        """A store as the environment says; ``timeout_s`` bounds every command."""
+        return cls(connect(config.redis_url, timeout_s or config.redis_timeout_s), config.namespace)
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((self.namespace, *parts))
+
+    def _call(self, operation: str, *args: Any) -> list[Any]:
+        with _reachable():
+            return cast("list[Any]", self._script(keys=[], args=[operation, self.namespace, *args]))
+
+    def ping(self) -> None:
+        """Raise BrokerUnavailable unless Redis answers."""
+        with _reachable():
+            self.client.ping()
+
+    # -- a job's life ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        pipe: pipeline.Pipeline,
+        request: Mapping[str, Any],
+        *,
+        job_id: str | None = None,
+        reply_to: str = "",
+        timeout_s: float | None = None,
+        priority: int = 0,
+        input_reference: payloads.Reference | None = None,
+        idempotency_key: str = "",
+    ) -> Submission:
+        """Write the record of a new job, before anything is enqueued.
+
+        Raises QueueFull, Conflict (the idempotency key was used for another request), BrokerUnavailable.
+        """
+        job_id = job_id or new_id()
+        record = {
+            "pipeline": pipe.name,
+            "request": json.dumps(request, separators=(",", ":")),
+            "digest": digest(request),
+            "stages": str(len(pipe.stages)),
+            "queues": json.dumps([stage.queue for stage in pipe.stages]),
+            "names": json.dumps([stage.name for stage in pipe.stages]),
+            "timeout": str(timeout_s or pipe.request_timeout_s),
+            "priority": str(priority),
+            "max_attempts": str(pipe.max_attempts),
+            "ttl": str(pipe.result_ttl_s),
+            "reply": reply_to,
+            "input": json.dumps(input_reference.to_json()) if input_reference else "",
+        }
+        answer = self._call(
+            "submit", job_id, json.dumps(record), pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S)
+        )
+        if answer[0] == "full":
+            raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
+        if answer[0] == "differs":
+            raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
+        return Submission(job_id=answer[1], existing=answer[0] == "existing")
+
+    def claim(self, job_id: str, stage_id: int, worker: str, lease_s: float) -> Claim | str:
+        """Claim a stage. Otherwise why not: gone, over, done (pass it on), busy (another has it), early."""
+        answer = self._call("claim", job_id, stage_id, worker, lease_s)
+        if answer[0] != "run":
+            return str(answer[0])
+        _, attempt, request, remaining, given, *references = answer
+        return Claim(
+            job_id=job_id,
+            stage_id=stage_id,
+            attempt=int(attempt),
+            request=json.loads(request),
+            remaining_s=float(remaining),
+            input_reference=payloads.Reference.from_json(json.loads(given)) if given else None,
+            references={
+                k: payloads.Reference.from_json(json.loads(text)) for k, text in enumerate(references) if text
+            },
+        )
+
+    def renew(self, held: Iterable[tuple[Claim, tuple[int, int]]], lease_s: float) -> set[tuple[str, int, int]]:
+        """Prolong leases and record progress. Returns (job, stage, attempt) of those that must stop."""
+        flat: list[Any] = []
+        for claim, (done, total) in held:
+            flat += [claim.job_id, claim.stage_id, claim.attempt, f"{done}/{total}"]
+        stop = set()
+        for start in range(0, len(flat), 1024):
+            for text in self._call("renew", lease_s, *flat[start : start + 1024]):
+                job_id, stage, attempt = text.rsplit(":", 2)
+                stop.add((job_id, int(stage), int(attempt)))
+        return stop
+
+    def finish(
+        self,
+        claim: Claim,
+        reference: payloads.Reference | None,
+        params: Mapping[str, Any],
+        result: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Record a stage's output if the claim still holds. Returns next, succeeded, stale, cancelled or expired."""
+        return str(
+            self._call(
+                "finish",
+                claim.job_id,
+                claim.stage_id,
+                claim.attempt,
+                json.dumps(reference.to_json()) if reference else "",
+                json.dumps(params),
+                json.dumps(result) if result is not None else "",
+            )[0]
+        )
+
+    def fail(self, claim: Claim, code: str, reason: str, *, retry: bool, counted: bool = True) -> str:
+        """End an attempt without a result. Returns queued (owed again), stale, failed, cancelled or expired."""
+        flags = ["1" if flag else "0" for flag in (retry, counted)]
+        return str(self._call("fail", claim.job_id, claim.stage_id, claim.attempt, code, reason, *flags)[0])
+
+    def cancel(self, job_id: str) -> str:
+        """Ask for a job's end. Returns gone, cancelling (a worker must confirm) or the state it is now in."""
+        return str(self._call("cancel", job_id)[0])
+
+    def delete(self, job_id: str) -> tuple[str, Mapping[str, Any] | None]:
+        """Forget a finished job. Returns gone, live or deleted, and the result whose files have to go."""
+        answer = self._call("delete", job_id)
+        return answer[0], json.loads(answer[1]) if len(answer) > 1 and answer[1] else None
+
+    # -- what the reaper asks ----------------------------------------------------------------------------------------
+
+    def reap(self, pipeline_name: str, limit: int = 200) -> list[Owed]:
+        """End what is past its deadline; stages whose lease has lapsed are owed again, and returned."""
+        return [Owed.parse(text) for text in self._call("reap", pipeline_name, limit)]
+
+    def lost(self, queue: str, oldest_job_id: str, grace_s: float = 2.0, limit: int = 200) -> list[Owed]:
+        """Stages that wait in vain: their message is not in the queue, whose oldest message is ``oldest_job_id``'s."""
+        return [Owed.parse(text) for text in self._call("lost", queue, grace_s, limit, oldest_job_id)]
+
+    def outdated(self, limit: int = 200) -> list[str]:
+        """Ids of finished jobs whose time to live has passed."""
+        return [str(job_id) for job_id in self._call("outdated", limit)]
+
+    def lead(self, what: str, holder: str, ttl_s: float) -> bool:
+        """True while ``holder`` is the one process that does ``what``."""
+        key = self._key("lead", what)
+        with _reachable():
+            if self.client.set(key, holder, nx=True, px=int(ttl_s * 1000)):
+                return True
+            if self.client.get(key) == holder:
+                self.client.pexpire(key, int(ttl_s * 1000))
+                return True
+            return False
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def job(self, job_id: str) -> job.Job | None:
+        """The record, or None."""
+        with _reachable():
+            fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
+        return job.Job.from_hash(job_id, fields) if fields.get("state") else None
+
+    def jobs(self, pipeline_name: str, limit: int, before: float | None = None) -> list[job.Job]:
+        """The newest jobs first; ``before`` is a creation time, exclusive, to page on."""
+        top = "+inf" if before is None else f"({before:.6f}"
+        with _reachable():
+            ids = cast(
+                "list[str]",
+                self.client.zrevrangebyscore(self._key("jobs", pipeline_name), top, "-inf", start=0, num=limit),
+            )
+            pipe = self.client.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hgetall(self._key("job", job_id))
+            hashes = cast("list[dict[str, str]]", pipe.execute() if ids else [])
+        return [job.Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
+
+    def running(self, job_ids: Iterable[str]) -> set[str]:
+        """Those of ``job_ids`` that are not terminal."""
+        ids = list(job_ids)
+        with _reachable():
+            pipe = self.client.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hget(self._key("job", job_id), "state")
+            states = pipe.execute()
+        return {i for i, state in zip(ids, states, strict=True) if state and not job.JobState(state).terminal}
+
+    def position(self, queue: str, job_id: str) -> int | None:
+        """How many jobs wait in ``queue`` before this one; None when it does not wait there."""
+        with _reachable():
+            return cast("int | None", self.client.zrank(self._key("wait", queue), job_id))
+
+    def waiting(self, queue: str) -> tuple[int, float]:
+        """How many jobs wait in ``queue``, and for how long the oldest has, in seconds."""
+        key = self._key("wait", queue)
+        with _reachable():
+            count = cast("int", self.client.zcard(key))
+            oldest = cast("list[tuple[str, float]]", self.client.zrange(key, 0, 0, withscores=True))
+            seconds, micros = cast("tuple[int, int]", self.client.time())
+        return count, max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
+
+    def live(self, pipeline_name: str) -> int:
+        """Jobs accepted and not finished."""
+        with _reachable():
+            return cast("int", self.client.zcard(self._key("live", pipeline_name)))
+
+    def counts(self, pipeline_name: str) -> dict[str, int]:
+        """Jobs accepted and ended so far, by state."""
+        with _reachable():
+            fields = cast("dict[str, str]", self.client.hgetall(self._key("count", pipeline_name)))
+        return {name: int(value) for name, value in fields.items()}
+
+    # -- replies and control: lists, since a subscription loses what is said while it reconnects -----------------------
+
+    def replies(self, reply_to: str, timeout_s: float, most: int = 256) -> list[str]:
+        """Ids of jobs that ended, for the router process ``reply_to``; waits at most ``timeout_s``."""
+        return self._pop(self._key("reply", reply_to), timeout_s, most)
+
+    def controls(self, worker: str, timeout_s: float) -> set[tuple[str, int, int]]:
+        """(job, stage, attempt) that ``worker`` must stop; waits at most ``timeout_s``."""
+        stop = set()
+        for text in self._pop(self._key("control", worker), timeout_s, 256):
+            _, job_id, stage, attempt = text.split(":")
+            stop.add((job_id, int(stage), int(attempt)))
+        return stop
+
+    def _pop(self, key: str, timeout_s: float, most: int) -> list[str]:
+        with _reachable():
+            answer = self.client.blmpop(timeout_s, 1, key, direction="LEFT", count=most)
+        return cast("list[str]", cast("Sequence[Any]", answer)[1]) if answer else []
+
+    # -- heartbeats --------------------------------------------------------------------------------------------------
+
+    def beat(self, worker: str, facts: Mapping[str, Any]) -> None:
+        """Announce a worker; it counts as alive for HEARTBEAT_TTL_S."""
+        with _reachable():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.set(self._key("worker", worker), json.dumps(facts), px=int(HEARTBEAT_TTL_S * 1000))
+            pipe.zadd(self._key("workers"), {worker: time.time()})
+            pipe.execute()
+
+    def retire(self, worker: str) -> None:
+        """Take a worker's announcement back."""
+        with _reachable():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.delete(self._key("worker", worker), self._key("control", worker))
+            pipe.zrem(self._key("workers"), worker)
+            pipe.execute()
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The announcements of all live workers; those of dead ones are dropped on the way."""
+        with _reachable():
+            ids = cast("list[str]", self.client.zrange(self._key("workers"), 0, -1))
+            if not ids:
+                return []
+            texts = cast("list[str | None]", self.client.mget([self._key("worker", worker) for worker in ids]))
+            dead = [worker for worker, text in zip(ids, texts, strict=True) if text is None]
+            if dead:
+                self.client.zrem(self._key("workers"), *dead)
+        return [json.loads(text) for text in texts if text]
+
+    def oldest_message(self, queue_keys: Iterable[str]) -> str | None:
+        """The raw broker message that will be taken next from the first non-empty list (Celery's own format)."""
+        with _reachable():
+            for key in queue_keys:
+                text = cast("str | None", self.client.lindex(key, -1))
+                if text is not None:
+                    return text
+        return None
+
+
+@functools.cache
+def shared(config: settings.Settings) -> Store:
+    """One store per process and configuration."""
+    return Store.from_settings(config)

@@ -1,0 +1,56 @@
+"""The heart: what happens when a stage's message arrives."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import celery
+from celery.exceptions import Ignore
+
+from omniqueue import errors
+from omniqueue.store import Claim
+
+if TYPE_CHECKING:
+    from workers.host import StageHost
+
+log = logging.getLogger(__name__)
+
+
+@celery.shared_task(name="omniqueue.run_stage", acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
+def run_stage(job_id: str, stage_id: int) -> None:
+    """Run one stage of one job; returning lets the chain go on, Ignore ends it here."""
+    from workers import stage_worker
+
+    if not attempt_stage(stage_worker.host(), job_id, stage_id):
+        raise Ignore
+
+
+def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
+    """Claim, run, record. True when the next stage is owed its message."""
+    claim = host.claim(job_id, stage_id)
+    if isinstance(claim, str):
+        log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
+        return claim == "done"  # finished before: only pass it on
+    try:
+        output = host.run(claim)
+        outcome = host.record(claim, output)
+    except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
+        outcome = _failed(host, claim, exc)
+    log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
+    return outcome == "next"
+
+
+def _failed(host: StageHost, claim: Claim, exc: Exception) -> str:
+    """Record a failed attempt; work that the failure did not cause is owed again."""
+    known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
+    retry = isinstance(known, (errors.EngineDead, errors.HandedBack)) or type(known) is errors.PayloadError
+    counted = not isinstance(known, errors.HandedBack)
+    return host.give_up(claim, known, retry=retry, counted=counted)
+
+
+def _unexpected(exc: Exception) -> errors.EngineError:
+    log.exception("action=engine_raised")
+    text = f"{type(exc).__name__}: {exc}"
+    return errors.EngineError(text[:2000])
+

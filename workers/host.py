@@ -1,0 +1,239 @@
+"""The engine host: one engine on one event loop, and everything a claimed stage needs around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError as FutureCancelled
+from dataclasses import dataclass, field
+from typing import Any
+
+from omniqueue import errors, media, params
+from omniqueue.engines.base import Engine, StageOutput, StageRequest
+from omniqueue.payloads import Item, PayloadStore, Reference
+from omniqueue.pipeline import Pipeline, Stage
+from omniqueue.store import Claim, Store
+from workers import result
+
+log = logging.getLogger(__name__)
+
+#: How long recording an outcome may be tried while Redis is away, in seconds.
+_RECORD_PATIENCE_S = 60.0
+
+Key = tuple[str, int, int]
+
+
+@dataclass
+class Running:
+    """A claimed stage in the engine."""
+
+    claim: Claim
+    future: Any = None
+    #: Why it is being stopped, once it is.
+    stop: errors.EngineError | None = None
+    progress: dict[int, tuple[int, int]] = field(default_factory=dict)
+    moved_at: float = field(default_factory=time.monotonic)
+
+    def total_progress(self) -> tuple[int, int]:
+        """Steps done and steps in all, over the items that told any."""
+        return sum(p[0] for p in self.progress.values()), sum(p[1] for p in self.progress.values())
+
+
+class StageHost:
+    """Runs one stage's claims in one engine; called from the Celery worker's threads."""
+
+    def __init__(
+        self, pipe: Pipeline, stage: Stage, engine: Engine, store: Store, payloads: PayloadStore,
+        media_store: media.MediaStore, worker: str,
+    ) -> None:
+        self.pipe, self.stage, self.engine = pipe, stage, engine
+        self.store, self.payloads, self.media, self.worker = store, payloads, media_store, worker
+        self.draining = False
+        self._running: dict[Key, Running] = {}
+        self._lock = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True)
+        self._thread.start()
+
+    # -- the path of a claim -----------------------------------------------------------------------------------------
+
+    def claim(self, job_id: str, stage_id: int) -> Claim | str:
+        """Claim a stage, waiting out a short absence of Redis; a message lost here is enqueued again by the reaper."""
+        if stage_id != self.stage.stage_id:
+            log.error("action=wrong_stage job=%s stage=%s worker_stage=%s", job_id, stage_id, self.stage.stage_id)
+            return "early"
+        if self.draining:
+            return "draining"
+        return _patiently(lambda: self.store.claim(job_id, stage_id, self.worker, self.pipe.lease_s))
+
+    def run(self, claim: Claim) -> Sequence[StageOutput]:
+        """All items of a claim, through the engine at once.
+
+        Raises what the engine raises, Stopped (cancelled, superseded or expired) or HandedBack (shutting down).
+        """
+        running = Running(claim)
+        key = (claim.job_id, claim.stage_id, claim.attempt)
+        with self._lock:
+            self._running[key] = running
+        try:
+            with self._sources(claim) as sources:
+                running.future = asyncio.run_coroutine_threadsafe(self._items(running, sources), self._loop)
+                if running.stop:  # told to stop before there was anything to cancel
+                    running.future.cancel()
+                return self._wait(running)
+        finally:
+            with self._lock:
+                del self._running[key]
+                self._lock.notify_all()
+
+    def _wait(self, running: Running) -> Sequence[StageOutput]:
+        try:
+            outputs: Sequence[StageOutput] = running.future.result(timeout=running.claim.remaining_s)
+        except TimeoutError:
+            running.future.cancel()
+            raise errors.Stopped("The deadline passed while the stage ran.") from None
+        except (FutureCancelled, asyncio.CancelledError):
+            raise running.stop or errors.EngineDead("The engine dropped the request.") from None
+        return outputs
+
+    async def _items(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> list[StageOutput]:
+        job = running.claim.request
+        tasks = [
+            asyncio.ensure_future(self._item(running, sources, index)) for index in range(int(job.get("n", 1)))
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            # One item's failure ends the job: the others must not go on taking the engine's time.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _item(
+        self, running: Running, sources: Mapping[int, Sequence[StageOutput]], index: int
+    ) -> StageOutput:
+        claim = running.claim
+
+        def progress(done: int, total: int) -> None:
+            running.progress[index] = (done, total)
+            running.moved_at = time.monotonic()
+
+        request = StageRequest(
+            request_id=f"{claim.job_id}-{claim.stage_id}-{claim.attempt}-{index}",
+            job=claim.request,
+            index=index,
+            params=params.stage_params(claim.request, self.stage, index),
+            sources={stage_id: outputs[index] for stage_id, outputs in sources.items()},
+        )
+        return await self.engine.generate(request, progress)
+
+    @contextlib.contextmanager
+    def _sources(self, claim: Claim) -> Iterator[dict[int, list[StageOutput]]]:
+        """The outputs of the stages this one reads, mapped for as long as it runs."""
+        with contextlib.ExitStack() as stack:
+            sources = {}
+            for stage_id in self.stage.input_sources:
+                reference = claim.references.get(stage_id)
+                if reference is None:
+                    raise errors.PayloadError(f"Stage {stage_id} left no output for stage {claim.stage_id}.")
+                payload = stack.enter_context(self.payloads.open(reference))
+                sources[stage_id] = [StageOutput(item.data, item.tensors) for item in payload.items]
+            yield sources
+
+    def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
+        """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
+        resolved = outputs[0].data.get("resolved", {}) if outputs else {}
+        reference, ended = None, None
+        if self.stage is self.pipe.stages[-1]:
+            ended = result.store(self.media, claim, outputs, self.stage)
+        else:
+            name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
+            reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
+        outcome = _patiently(lambda: self.store.finish(claim, reference, resolved, ended))
+        if outcome != "next":
+            self._release(claim, reference, None if outcome == "succeeded" else ended)
+        return outcome
+
+    def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
+        """Record an attempt that ended without a result; what is owed again is enqueued at once."""
+        from omniqueue import chain, store
+
+        outcome = _patiently(
+            lambda: self.store.fail(claim, error.code or "server_error", error.message, retry=retry, counted=counted)
+        )
+        if outcome == "queued":
+            chain.publish(self.pipe, store.Owed(claim.job_id, claim.stage_id))
+        elif outcome != "stale":
+            self._release(claim, None, None)
+        return outcome
+
+    def _release(self, claim: Claim, reference: Reference | None, ended: Mapping[str, Any] | None) -> None:
+        """Remove this host's files of a job that is over (or of an attempt that came too late)."""
+        mine = [reference.name] if reference else []
+        earlier = [ref.name for ref in claim.references.values() if ref.host == self.payloads.host]
+        over = claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
+        self.payloads.release(mine + (earlier if over else []))
+        self.media.remove(ended)
+
+    # -- stopping ----------------------------------------------------------------------------------------------------
+
+    def stop(self, key: Key, why: errors.EngineError) -> None:
+        """Abort a running claim in the engine; unknown keys are ignored."""
+        with self._lock:
+            running = self._running.get(key)
+        if running is not None and running.stop is None:
+            running.stop = why
+            if running.future is not None:
+                running.future.cancel()
+
+    def held(self) -> list[tuple[Claim, tuple[int, int]]]:
+        """Claims in hand, with their progress."""
+        with self._lock:
+            return [(running.claim, running.total_progress()) for running in self._running.values()]
+
+    def stalled_s(self) -> float:
+        """Seconds since anything moved, 0 when nothing runs."""
+        with self._lock:
+            moved = [running.moved_at for running in self._running.values()]
+        return time.monotonic() - max(moved) if moved else 0.0
+
+    def drain(self, grace_s: float, hand_back_now: Callable[[], bool]) -> None:
+        """Let what runs finish, at most ``grace_s``; then hand it back to its queue."""
+        self.draining = True
+        deadline = time.monotonic() + grace_s
+        with self._lock:
+            while self._running and time.monotonic() < deadline and not hand_back_now():
+                self._lock.wait(timeout=0.2)
+            left = list(self._running)
+        for key in left:
+            self.stop(key, errors.HandedBack())
+        with self._lock:
+            self._lock.wait_for(lambda: not self._running, timeout=10.0)
+
+    def close(self) -> None:
+        """Close the engine and its loop."""
+        self.engine.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+
+
+def worker_name(stage: Stage, host: str) -> str:
+    """A name for this process in the records: stage, host, pid and a start time, so that a reused pid differs."""
+    return f"{stage.queue}@{host}.{os.getpid()}.{int(time.time() * 1000):x}".replace(":", "_")
+
+
+def _patiently(call: Callable[[], Any]) -> Any:
+    """Try again while Redis is away: workers outlive its restarts."""
+    deadline = time.monotonic() + _RECORD_PATIENCE_S
+    while True:
+        try:
+            return call()
+        except errors.BrokerUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
