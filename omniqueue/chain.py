@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import celery
 
 from omniqueue import store, tasks
+from omniqueue.celery_app import app
 from omniqueue.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
+
+_ARGSREPR = re.compile(r"\(([0-9a-f]+), \d+\)")
 
 
 def signature(pipe: Pipeline, stage_id: int, job_id: str, priority: int = 0) -> Any:
@@ -34,3 +40,21 @@ def publish(pipe: Pipeline, owed: store.Owed, priority: int = 0) -> bool:
         log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
         return False
     return True
+
+
+def broker_lists(queue: str) -> list[str]:
+    """The Redis lists that hold a queue: one per priority step, most urgent first."""
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        return [channel._q_for_pri(queue, step) for step in channel.priority_steps]
+
+
+def jobs_of(messages: Iterable[str]) -> list[str]:
+    """The job ids in raw broker messages, as :func:`signature` wrote them; "?" where there is none."""
+    found = (_ARGSREPR.match(str(json.loads(text).get("headers", {}).get("argsrepr", ""))) for text in messages)
+    return [match[1] if match else "?" for match in found]
+
+
+def broker_is_redis() -> bool:
+    """True when the broker's queues are Redis lists, which the reaper can look into."""
+    return str(app.conf.broker_url).startswith(("redis://", "rediss://", "unix://"))

@@ -114,12 +114,13 @@ function ops.submit(id, record, max_queue, idem, idem_ttl)
   return {'ok', id}
 end
 
--- id, stage, worker, lease seconds
-function ops.claim(id, stage, worker, lease_s)
+-- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows
+function ops.claim(id, stage, worker, lease_s, fingerprint)
   local key = job_key(id)
   local state = get(id, 'state')
   if not state then return {'gone'} end
   if TERMINAL[state] then return {'over'} end
+  if get(id, 'fingerprint') ~= fingerprint then return {'mismatch'} end
   stage = num(stage)
   local stage_state = get(id, stage .. ':state')
   if stage_state == 'done' then return {'done'} end
@@ -248,16 +249,16 @@ function ops.reap(pipeline, limit)
   return owed
 end
 
--- Stages that wait although their message is not in the queue. queue, seconds a message may be on its way, limit,
--- id of the oldest message in the queue or ''. Marks them as published again and returns their ids.
-function ops.lost(queue, grace_s, limit, oldest_id)
+-- Stages that wait although their message is not in the queue. queue, seconds a message may be on its way, limit, then
+-- the job of the oldest message of each of the queue's lists. Marks them as published again and returns them.
+function ops.lost(queue, grace_s, limit, ...)
   local lost = {}
   local before = now - tonumber(grace_s)
-  if oldest_id ~= '' then
-    local stage = get(oldest_id, 'stage')
-    local published = stage and get(oldest_id, stage .. ':published')
-    -- Everything published clearly before the oldest message that is still there should be there too.
-    if published then before = math.min(before, num(published) - tonumber(grace_s)) else before = before - 10 * tonumber(grace_s) end
+  for _, oldest in ipairs({...}) do
+    -- What was published clearly before the oldest message that is still there should be there too.
+    local stage = get(oldest, 'stage')
+    local published = stage and get(oldest, stage .. ':published')
+    before = math.min(before, (published and num(published) or now - 9 * tonumber(grace_s)) - tonumber(grace_s))
   end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':wait:' .. queue, '-inf', before, 'LIMIT', 0, limit)) do
     local state = get(id, 'state')

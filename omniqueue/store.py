@@ -114,6 +114,13 @@ class Store:
         """A store as the environment says; ``timeout_s`` bounds every command."""
         return cls(connect(config.redis_url, timeout_s or config.redis_timeout_s), config.namespace)
 
+    @classmethod
+    def listener(cls, other: Store) -> Store:
+        """A store for blocking reads, on connections of its own: its time-out exceeds the longest wait."""
+        kwargs = {**other.client.connection_pool.connection_kwargs, "socket_timeout": 30.0}
+        pool = redis.ConnectionPool(other.client.connection_pool.connection_class, **kwargs)
+        return cls(redis.Redis(connection_pool=pool), other.namespace)
+
     def _key(self, *parts: str) -> str:
         return ":".join((self.namespace, *parts))
 
@@ -147,6 +154,7 @@ class Store:
         job_id = job_id or new_id()
         record = {
             "pipeline": pipe.name,
+            "fingerprint": pipe.fingerprint,
             "request": json.dumps(request, separators=(",", ":")),
             "digest": digest(request),
             "stages": str(len(pipe.stages)),
@@ -168,9 +176,9 @@ class Store:
             raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
         return Submission(job_id=answer[1], existing=answer[0] == "existing")
 
-    def claim(self, job_id: str, stage_id: int, worker: str, lease_s: float) -> Claim | str:
-        """Claim a stage. Otherwise why not: gone, over, done (pass it on), busy (another has it), early."""
-        answer = self._call("claim", job_id, stage_id, worker, lease_s)
+    def claim(self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str) -> Claim | str:
+        """Claim a stage. Otherwise why not: gone, over, done (pass it on), busy (another has it), early, mismatch."""
+        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint)
         if answer[0] != "run":
             return str(answer[0])
         _, attempt, request, remaining, given, *references = answer
@@ -238,9 +246,13 @@ class Store:
         """End what is past its deadline; stages whose lease has lapsed are owed again, and returned."""
         return [Owed.parse(text) for text in self._call("reap", pipeline_name, limit)]
 
-    def lost(self, queue: str, oldest_job_id: str, grace_s: float = 2.0, limit: int = 200) -> list[Owed]:
-        """Stages that wait in vain: their message is not in the queue, whose oldest message is ``oldest_job_id``'s."""
-        return [Owed.parse(text) for text in self._call("lost", queue, grace_s, limit, oldest_job_id)]
+    def lost(self, queue: str, oldest: Iterable[str], grace_s: float = 2.0, limit: int = 200) -> list[Owed]:
+        """Stages that wait in vain: their message is not in the queue.
+
+        ``oldest`` are the jobs of the oldest message in each of the queue's lists: what was published before those and
+        still waits has lost its message.
+        """
+        return [Owed.parse(text) for text in self._call("lost", queue, grace_s, limit, *oldest)]
 
     def outdated(self, limit: int = 200) -> list[str]:
         """Ids of finished jobs whose time to live has passed."""
@@ -363,14 +375,23 @@ class Store:
                 self.client.zrem(self._key("workers"), *dead)
         return [json.loads(text) for text in texts if text]
 
-    def oldest_message(self, queue_keys: Iterable[str]) -> str | None:
-        """The raw broker message that will be taken next from the first non-empty list (Celery's own format)."""
+    def declare(self, pipe: pipeline.Pipeline) -> None:
+        """Say which topology the router serves, for workers to compare."""
         with _reachable():
-            for key in queue_keys:
-                text = cast("str | None", self.client.lindex(key, -1))
-                if text is not None:
-                    return text
-        return None
+            self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, ex=60)
+
+    def declared(self, pipe: pipeline.Pipeline) -> str | None:
+        """The fingerprint that a router has declared for this pipeline in the last minute."""
+        with _reachable():
+            return cast("str | None", self.client.get(self._key("pipeline", pipe.name)))
+
+    def oldest_messages(self, lists: Iterable[str]) -> list[str]:
+        """The raw broker message that is taken next from each non-empty list."""
+        with _reachable():
+            pipe = self.client.pipeline(transaction=False)
+            for name in lists:
+                pipe.lindex(name, -1)
+            return [text for text in pipe.execute() if text is not None]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError as FutureCancelled
 from dataclasses import dataclass, field
 from typing import Any
 
-from omniqueue import errors, media, params
+from omniqueue import chain, errors, media, params, store
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.payloads import Item, PayloadStore, Reference
 from omniqueue.pipeline import Pipeline, Stage
@@ -48,12 +48,14 @@ class StageHost:
     """Runs one stage's claims in one engine; called from the Celery worker's threads."""
 
     def __init__(
-        self, pipe: Pipeline, stage: Stage, engine: Engine, store: Store, payloads: PayloadStore,
+        self, pipe: Pipeline, stage: Stage, engine: Engine, records: Store, payloads: PayloadStore,
         media_store: media.MediaStore, worker: str,
     ) -> None:
         self.pipe, self.stage, self.engine = pipe, stage, engine
-        self.store, self.payloads, self.media, self.worker = store, payloads, media_store, worker
+        self.store, self.payloads, self.media, self.worker = records, payloads, media_store, worker
         self.draining = False
+        #: Set when the engine can take no more requests: the process must be restarted.
+        self.dead = threading.Event()
         self._running: dict[Key, Running] = {}
         self._lock = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -67,9 +69,13 @@ class StageHost:
         if stage_id != self.stage.stage_id:
             log.error("action=wrong_stage job=%s stage=%s worker_stage=%s", job_id, stage_id, self.stage.stage_id)
             return "early"
-        if self.draining:
+        if self.draining:  # the message is spent: enqueue the stage for another replica
+            chain.publish(self.pipe, store.Owed(job_id, stage_id))
             return "draining"
-        return _patiently(lambda: self.store.claim(job_id, stage_id, self.worker, self.pipe.lease_s))
+        if self.dead.is_set():
+            return "dead"
+        answer: Claim | str = _patiently(lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker))
+        return answer
 
     def run(self, claim: Claim) -> Sequence[StageOutput]:
         """All items of a claim, through the engine at once.
@@ -154,16 +160,16 @@ class StageHost:
         else:
             name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
             reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
-        outcome = _patiently(lambda: self.store.finish(claim, reference, resolved, ended))
+        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended))
         if outcome != "next":
             self._release(claim, reference, None if outcome == "succeeded" else ended)
         return outcome
 
     def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
         """Record an attempt that ended without a result; what is owed again is enqueued at once."""
-        from omniqueue import chain, store
-
-        outcome = _patiently(
+        if isinstance(error, errors.EngineDead):
+            self.dead.set()
+        outcome: str = _patiently(
             lambda: self.store.fail(claim, error.code or "server_error", error.message, retry=retry, counted=counted)
         )
         if outcome == "queued":
@@ -214,6 +220,16 @@ class StageHost:
             self.stop(key, errors.HandedBack())
         with self._lock:
             self._lock.wait_for(lambda: not self._running, timeout=10.0)
+
+    def check_health(self, timeout_s: float) -> None:
+        """Raise EngineDead when the engine can take no more requests, TimeoutError when its loop does not answer."""
+        asyncio.run_coroutine_threadsafe(self.engine.check_health(), self._loop).result(timeout=timeout_s)
+
+    def surrender(self) -> None:
+        """Give back everything in hand, as failures that count: this process is about to leave with a broken engine."""
+        for claim, _ in self.held():
+            with contextlib.suppress(errors.OmniqueueError):
+                self.give_up(claim, errors.EngineDead(), retry=True, counted=True)
 
     def close(self) -> None:
         """Close the engine and its loop."""

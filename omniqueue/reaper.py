@@ -1,0 +1,98 @@
+"""What brings lost work back: lapsed leases, lost messages, passed deadlines, leftover payloads, outdated results.
+
+Every worker and every router runs one; for each duty one of them at a time leads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+
+from omniqueue import catalog, chain, errors, media, payloads, store
+from omniqueue.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5
+#: How long a leader may be silent before another process takes over.
+LEAD_TTL_S = 2.0
+#: How long a published message may be on its way before it counts as lost.
+MESSAGE_GRACE_S = 2.0
+SWEEP_INTERVAL_S = 2.0
+
+
+class Reaper:
+    """A daemon thread; a pass that fails is logged and tried again."""
+
+    def __init__(
+        self,
+        records: store.Store,
+        pipelines: catalog.Catalog,
+        payload_store: payloads.PayloadStore | None = None,
+        media_store: media.MediaStore | None = None,
+    ) -> None:
+        """Without ``payload_store`` nothing is swept: a router on a host without workers has no payloads."""
+        self.store, self.catalog = records, pipelines
+        self.payloads, self.media = payload_store, media_store
+        self._me = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="reaper", daemon=True)
+        self._swept_at = 0.0
+        self._lists: dict[str, list[str]] = {}
+
+    def start(self) -> None:
+        """Begin; call after a fork."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, waiting for the pass in progress."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            try:
+                self.once()
+            except errors.BrokerUnavailable:
+                pass  # nothing can be owed or swept while the records cannot be read
+            except Exception:  # a reaper that dies would lose work silently
+                log.exception("action=reaper_failed")
+
+    def once(self) -> None:
+        """One pass over every duty that this process leads."""
+        for pipe in self.catalog.pipelines:
+            if self.store.lead(f"reap:{pipe.name}", self._me, LEAD_TTL_S):
+                self._bring_back(pipe)
+                self._forget(pipe)
+        if self.payloads is not None and time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
+            self._swept_at = time.monotonic()
+            if self.store.lead(f"sweep:{self.payloads.host}", self._me, SWEEP_INTERVAL_S * 2):
+                for name in self.payloads.sweep(self.store.running):
+                    log.info("action=swept payload=%s", name)
+
+    def _bring_back(self, pipe: Pipeline) -> None:
+        owed = self.store.reap(pipe.name)
+        for stage in pipe.stages:
+            owed += self.store.lost(stage.queue, self._oldest(stage.queue), MESSAGE_GRACE_S)
+        for one in owed:
+            log.warning("action=enqueued_again job=%s stage=%s", one.job_id, one.stage_id)
+            record = self.store.job(one.job_id)
+            chain.publish(pipe, one, record.priority if record else 0)
+
+    def _oldest(self, queue: str) -> list[str]:
+        if not chain.broker_is_redis():
+            return ["?"]  # cannot look inside: only what has waited long counts as lost
+        if queue not in self._lists:
+            self._lists[queue] = chain.broker_lists(queue)
+        return chain.jobs_of(self.store.oldest_messages(self._lists[queue]))
+
+    def _forget(self, pipe: Pipeline) -> None:
+        self.store.declare(pipe)
+        for job_id in self.store.outdated():
+            _, result = self.store.delete(job_id)
+            if self.media is not None:
+                self.media.remove(result)

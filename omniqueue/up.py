@@ -1,0 +1,308 @@
+"""``omniqueue up``: everything for one machine as child processes, started in order, watched, and stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from omniqueue import catalog, embedded, errors, payloads, settings, store
+
+Say = Callable[[str], None]
+
+#: Pauses before a child that ended by itself is started again, in seconds.
+_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+#: A worker that ends with this status has a configuration that no restart will mend.
+_EXIT_CONFIG = 2
+
+
+@dataclass
+class Options:
+    """What the command line says."""
+
+    config: str
+    port: int = 8000
+    host: str = "127.0.0.1"
+    model: str | None = None
+    served_model_name: str | None = None
+    #: Replicas by stage id, one where a stage is not named.
+    replicas: dict[int, int] = field(default_factory=dict)
+    run_dir: Path | None = None
+    redis_url: str | None = None
+    ready_timeout_s: float = 1800.0
+
+    def folder(self) -> Path:
+        """Sockets, logs and the queue's data of this port; the same for every start, so that leftovers are found."""
+        return self.run_dir or Path(tempfile.gettempdir()) / f"omniqueue-{os.getuid()}" / str(self.port)
+
+
+@dataclass
+class Child:
+    """A process that is kept running."""
+
+    name: str
+    command: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+    retry_at: float = 0.0
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Start, with its output appended to its log."""
+        with open(self.log, "ab") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A session of its own: the terminal's Ctrl-C goes to us, and we stop the parts in order.
+                start_new_session=True,
+                preexec_fn=embedded.die_with_parent,
+            )
+
+    def ended(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self.process.poll() if self.process is not None else None
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of the log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class Machine:
+    """The parts of one pipeline on this machine."""
+
+    def __init__(self, options: Options, say: Say) -> None:
+        self.options, self.say = options, say
+        self.folder = options.folder()
+        self.children: list[Child] = []
+        self.valkey: embedded.EmbeddedValkey | None = None
+        self._stopping = threading.Event()
+        self._lock: IO[str] | None = None
+        self._phases: dict[str, str] = {}
+        self.environment: dict[str, str] = {}
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start every part. Raises ConfigError for a bad config, before anything is started."""
+        config_path = find_config(self.options.config)
+        self._claim_folder()
+        overrides = self._overrides(config_path)
+        os.environ.update(overrides)
+        config = settings.load()
+        pipe = catalog.load(config).pipelines[0]
+        if self.options.redis_url is None:
+            self.valkey = embedded.EmbeddedValkey(self.folder)
+            self.valkey.start()
+            self.say(f"queue    valkey on {self.valkey.socket}")
+        self.environment = dict(os.environ)
+        self.records = store.Store.from_settings(config)
+        self.payloads = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
+        for name in self.payloads.sweep(lambda ids: set(), min_age_s=0.0):
+            self.say(f"swept    {name}, left behind by an earlier run")
+        for stage in pipe.stages:
+            for replica in range(self.options.replicas.get(stage.stage_id, 1)):
+                self._add(f"{stage.queue}.{replica}" if replica else stage.queue, worker_command(stage.queue))
+        self._add("router", router_command(self.options.host, self.options.port))
+        self.pipe = pipe
+
+    def _overrides(self, config_path: Path) -> dict[str, str]:
+        values = {
+            "OMNIQUEUE_STAGE_CONFIGS_PATH": str(config_path),
+            "OMNIQUEUE_REDIS_URL": self.options.redis_url or f"unix://{self.folder / 'valkey.sock'}?db=0",
+            "OMNIQUEUE_MEDIA_FS_URL": os.environ.get("OMNIQUEUE_MEDIA_FS_URL") or f"file://{self.folder / 'media'}",
+        }
+        if self.options.model:
+            values["OMNIQUEUE_MODEL"] = self.options.model
+        if self.options.served_model_name:
+            values["OMNIQUEUE_SERVED_MODEL_NAME"] = self.options.served_model_name
+        return values
+
+    def _claim_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise errors.ConfigError(
+                f"omniqueue up already runs for port {self.options.port} ({self.folder} is locked); use another --port."
+            ) from None
+        for leftover in ("appendonlydir", "valkey.sock", "logs"):
+            path = self.folder / leftover
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+        (self.folder / "logs").mkdir()
+
+    def _add(self, name: str, command: list[str]) -> None:
+        child = Child(name, command, self.folder / "logs" / f"{name}.log")
+        child.start(self.environment)
+        self.children.append(child)
+        self.say(f"started  {name} (pid {child.process.pid if child.process else '?'}), log {child.log}")
+
+    # -- watch -------------------------------------------------------------------------------------------------------
+
+    def wait_ready(self) -> None:
+        """Wait until every stage has a live replica and the router answers; tell each loading phase on the way.
+
+        Raises NotReady at the time limit or when a part cannot start.
+        """
+        deadline = time.monotonic() + self.options.ready_timeout_s
+        while not self._stopping.is_set():
+            self.check()
+            workers = self._workers()
+            missing = [s.queue for s in self.pipe.stages if not any(ready(w, s.stage_id) for w in workers)]
+            if not missing and self._router_listens():
+                return
+            if time.monotonic() > deadline:
+                raise errors.NotReady(f"Not ready after {self.options.ready_timeout_s:.0f} s: {missing or 'router'}.")
+            self._stopping.wait(0.2)
+
+    def _workers(self) -> list[dict[str, Any]]:
+        try:
+            workers = self.records.workers()
+        except errors.BrokerUnavailable:
+            return []
+        for worker in workers:
+            phase = f"{worker['phase']}: {worker['detail']}" if worker["detail"] else str(worker["phase"])
+            if self._phases.get(worker["worker"]) != phase:
+                self._phases[worker["worker"]] = phase
+                self.say(f"{worker['queue']:<8} {phase} ({time.time() - worker['started_at']:.0f} s)")
+        return workers
+
+    def _router_listens(self) -> bool:
+        import http.client
+
+        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
+        connection = http.client.HTTPConnection(host, self.options.port, timeout=2.0)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def check(self) -> None:
+        """Start again what has ended by itself. Raises NotReady when a part's configuration is wrong."""
+        if self.valkey is not None and not self.valkey.alive() and not self._stopping.is_set():
+            self.say("queue    valkey ended; starting it again")
+            self.valkey.start()
+        for child in self.children:
+            status = child.ended()
+            if status is None or self._stopping.is_set():
+                continue
+            if status == _EXIT_CONFIG or child.restarts >= 20:
+                raise errors.NotReady(f"{child.name} ended with status {status}:\n{child.tail()}")
+            self._restart(child, status)
+
+    def _restart(self, child: Child, status: int) -> None:
+        now = time.monotonic()
+        if not child.retry_at:
+            pause_s = _BACKOFF_S[min(child.restarts, len(_BACKOFF_S) - 1)]
+            child.retry_at = now + pause_s
+            self.say(f"ended    {child.name} with status {status}; starting it again in {pause_s:.0f} s\n{child.tail(5)}")
+        if now >= child.retry_at:
+            child.retry_at, child.restarts = 0.0, child.restarts + 1
+            child.start(self.environment)
+
+    def run(self) -> None:
+        """Keep every part running until :meth:`request_stop`."""
+        while not self._stopping.wait(0.5):
+            self.check()
+            self._workers()
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Make :meth:`run` and :meth:`wait_ready` return."""
+        self._stopping.set()
+
+    def stop(self, grace_s: float = 20.0) -> None:
+        """Stop router, workers and queue, in that order, and remove what they shared."""
+        self._stopping.set()
+        router = [child for child in self.children if child.name == "router"]
+        workers = [child for child in self.children if child.name != "router"]
+        for group, patience_s in ((router, 5.0), (workers, grace_s)):
+            end_all([child.process for child in group if child.process is not None], patience_s)
+        if self.valkey is not None:
+            self.valkey.stop()
+        if self.environment:
+            self.payloads.sweep(lambda ids: set(), min_age_s=0.0)
+        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def end_all(processes: list[subprocess.Popen[bytes]], patience_s: float) -> None:
+    """SIGTERM, a second one half-way (hand work back), SIGKILL at the end of their patience."""
+    start = time.monotonic()
+    waiting = [process for process in processes if process.poll() is None]
+    for share, number in ((0.0, signal.SIGTERM), (0.5, signal.SIGTERM), (1.0, signal.SIGKILL)):
+        while waiting and time.monotonic() - start < share * patience_s:
+            time.sleep(0.05)
+            waiting = [process for process in waiting if process.poll() is None]
+        for process in waiting:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+    for process in waiting:
+        process.wait()
+
+
+def ready(worker: dict[str, Any], stage_id: int) -> bool:
+    """True when an announcement is of a live replica of that stage."""
+    return bool(worker["stage_id"] == stage_id and worker["phase"] == "ready")
+
+
+def worker_command(queue: str) -> list[str]:
+    """The command of a stage's worker."""
+    return [sys.executable, "-m", "celery", "-A", "omniqueue", "worker", "-Q", queue, "--loglevel", "WARNING"]
+
+
+def router_command(host: str, port: int) -> list[str]:
+    """The command of the router."""
+    return [sys.executable, "-m", "web.server", "--bind", f"{host}:{port}"]
+
+
+def find_config(text: str) -> Path:
+    """A stage config by path, or by name among those that ship. Raises ConfigError."""
+    import stage_configs
+
+    shipped = Path(next(iter(stage_configs.__path__)))
+    for path in (Path(text), shipped / text, shipped / f"{text}.yaml"):
+        if path.is_file():
+            return path.resolve()
+    names = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
+    raise errors.ConfigError(f"There is no stage config {text}; give a path, or one that ships: {names}.")
+
+
+@contextlib.contextmanager
+def running(options: Options, say: Say) -> Iterator[Machine]:
+    """Everything up and ready inside the block; SIGINT and SIGTERM end it."""
+    machine = Machine(options, say)
+
+    def on_signal(*_: Any) -> None:
+        machine.request_stop()
+
+    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        machine.start()
+        machine.wait_ready()
+        yield machine
+    finally:
+        machine.stop()
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,146 @@
+"""A stage worker's pulse: announces it, prolongs its leases, hears what to stop, and notices a dead or hung engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from omniqueue import errors, store
+from workers.host import StageHost
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+#: Exit status of a process whose engine is dead, hung or did not load in time (EX_SOFTWARE): restart it.
+EXIT_ENGINE = 70
+
+
+class Pulse:
+    """Two daemon threads: one beats, one listens for stops, so that a cancel need not wait for the next beat."""
+
+    def __init__(self, host: StageHost) -> None:
+        self.host = host
+        self._phase, self._detail = "loading", ""
+        self._started_at = time.time()
+        self._stop = threading.Event()
+        self._told = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._beat_loop, name="pulse", daemon=True),
+            threading.Thread(target=self._control_loop, name="control", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to announce the worker as loading."""
+        for thread in self._threads:
+            thread.start()
+
+    def report(self, phase: str) -> None:
+        """An engine's loading phase, with the time since start."""
+        self._detail = phase
+        log.warning("action=loading stage=%s elapsed_s=%.1f phase=%s", self.host.stage.queue, self._elapsed(), phase)
+
+    def ready(self) -> None:
+        """From now on the worker counts as a live replica."""
+        self._phase, self._detail = "ready", ""
+        self._beat_once()
+        log.warning("action=ready stage=%s elapsed_s=%.1f", self.host.stage.queue, self._elapsed())
+
+    def draining(self) -> None:
+        """The worker takes no more work."""
+        self._phase = "draining"
+
+    def refused(self, why: str) -> None:
+        """The worker cannot serve; the announcement stays until it expires."""
+        self._stop.set()
+        self._phase, self._detail = "refused", why
+        self._beat_once()
+
+    def stop(self) -> None:
+        """End both threads and take the announcement back."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=3.0)
+        try:
+            self.host.store.retire(self.host.worker)
+        except errors.BrokerUnavailable:
+            log.info("action=retire_failed worker=%s", self.host.worker)
+
+    def load_took_too_long(self) -> None:
+        """The start-up deadline has passed: leave, saying in which phase."""
+        log.critical(
+            "action=load_timeout stage=%s elapsed_s=%.0f phase=%s", self.host.stage.queue, self._elapsed(), self._detail
+        )
+        os._exit(EXIT_ENGINE)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._told
+
+    def facts(self) -> dict[str, Any]:
+        """The announcement: who this is and what it does now."""
+        host = self.host
+        return {
+            "worker": host.worker,
+            "pipeline": host.pipe.name,
+            "fingerprint": host.pipe.fingerprint,
+            "stage_id": host.stage.stage_id,
+            "queue": host.stage.queue,
+            "host": host.payloads.host,
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "phase": self._phase,
+            "detail": self._detail,
+            "concurrency": host.stage.max_num_seqs,
+            "running": len(host.held()),
+        }
+
+    def _beat_loop(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self._beat_once()
+            self._check_engine()
+
+    def _beat_once(self) -> None:
+        try:
+            self.host.store.beat(self.host.worker, self.facts())
+            for key in self.host.store.renew(self.host.held(), self.host.pipe.lease_s):
+                self.host.stop(key, errors.Stopped())
+        except errors.BrokerUnavailable:
+            log.warning("action=beat_failed worker=%s", self.host.worker)
+        except Exception:  # a pulse that dies would look like a dead worker
+            log.exception("action=beat_failed worker=%s", self.host.worker)
+
+    def _check_engine(self) -> None:
+        if self._phase == "loading":
+            return
+        stalled_s = self.host.stalled_s()
+        if stalled_s > self.host.pipe.hang_timeout_s:
+            self._leave(f"no progress for {stalled_s:.0f} s while holding work")
+        if self.host.dead.is_set():
+            self._leave("the engine is dead")
+        try:
+            self.host.check_health(timeout_s=self.host.pipe.hang_timeout_s)
+        except (errors.EngineDead, TimeoutError) as exc:
+            self._leave(str(exc) or "the engine's health check timed out")
+        except asyncio.CancelledError:
+            pass  # shutting down
+
+    def _leave(self, why: str) -> None:
+        """Exit, for a supervisor to restart; what runs here is owed again once its lease lapses."""
+        log.critical("action=engine_lost stage=%s worker=%s why=%s", self.host.stage.queue, self.host.worker, why)
+        self.host.surrender()
+        os._exit(EXIT_ENGINE)
+
+    def _control_loop(self) -> None:
+        listener = store.Store.listener(self.host.store)
+        while not self._stop.is_set():
+            try:
+                for key in listener.controls(self.host.worker, timeout_s=1.0):
+                    self.host.stop(key, errors.Stopped())
+            except errors.BrokerUnavailable:
+                self._stop.wait(0.5)
+            except Exception:  # as above
+                log.exception("action=control_failed worker=%s", self.host.worker)
+                self._stop.wait(0.5)

@@ -1,0 +1,160 @@
+"""What ``celery -A omniqueue worker -Q stage0`` becomes: one stage's engine, its heartbeat, its shutdown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from typing import Any, NoReturn
+
+from celery import bootsteps, signals
+
+from omniqueue import catalog, engines, errors, media, payloads, settings, store
+from omniqueue.pipeline import Pipeline, Stage
+from omniqueue.reaper import Reaper
+from workers.host import StageHost, worker_name
+from workers.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+_host: StageHost | None = None
+_chosen: tuple[Pipeline, Stage] | None = None
+_terms = 0
+
+
+def host() -> StageHost:
+    """The engine host of this process. Raises EngineDead outside a stage worker."""
+    if _host is None:
+        raise errors.EngineDead("This process has no engine; start it with celery -A omniqueue worker -Q stage0.")
+    return _host
+
+
+def configure(app: Any, conf: Any, options: dict[str, Any]) -> None:
+    """Choose the stage from ``-Q``; its concurrency becomes the pool's. Ends the process (status 2) with what to do."""
+    global _chosen
+    try:
+        config = settings.load()
+        known = catalog.shared(config)
+        _chosen = choose(known, options.get("queues"))
+    except errors.OmniqueueError as exc:
+        _refuse(exc.message)
+    pipe, stage = _chosen
+    conf.worker_concurrency = stage.max_num_seqs
+    if options.get("concurrency") not in (None, stage.max_num_seqs):
+        log.warning("action=concurrency_differs given=%s stage=%s", options["concurrency"], stage.max_num_seqs)
+    os.environ.update(stage.env)
+    app.steps["worker"].add(EngineStep)
+
+
+def choose(known: catalog.Catalog, queues: Any) -> tuple[Pipeline, Stage]:
+    """The stage of ``-Q``. Raises ConfigError that says which queues there are."""
+    there_is = ", ".join(known.queues())
+    names = queues.split(",") if isinstance(queues, str) else list(queues or ())
+    if not names:
+        raise errors.ConfigError(f"Say which stage to run: -Q QUEUE, where QUEUE is one of {there_is}.")
+    if len(names) > 1:
+        raise errors.ConfigError(f"One worker runs one stage: give one queue to -Q, not {','.join(names)}.")
+    found = known.for_queue(names[0])
+    if found is None:
+        raise errors.ConfigError(f"No stage has the queue {names[0]!r}; use -Q with one of {there_is}.")
+    return found
+
+
+def _refuse(message: str, status: int = 2) -> NoReturn:
+    sys.stderr.write(f"omniqueue: {message}\n")
+    raise SystemExit(status)
+
+
+class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Loads the engine before the worker consumes; on the way down drains it after consuming has ended."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._pulse: Pulse | None = None
+        self._reaper: Reaper | None = None
+        self._loading = False
+        signals.worker_shutting_down.connect(self._on_signal)
+        if parent.hostname.startswith("celery@"):  # two workers of one host must not share a node name
+            _, stage = _selected()
+            parent.hostname = f"{stage.queue}-{os.getpid()}@{socket.gethostname()}"
+
+    def start(self, parent: Any) -> None:
+        """Announce, load, check, serve."""
+        global _host
+        pipe, stage = _selected()
+        config = settings.load()
+        records = store.Store.from_settings(config, timeout_s=5.0)
+        known = catalog.shared(config)
+        place = media.shared(config.media_fs_url)
+        shared = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
+        engine = engines.create(stage)
+        _host = StageHost(pipe, stage, engine, records, shared, place, worker_name(stage, shared.host))
+        self._pulse = Pulse(_host)
+        self._pulse.start()
+        self._load(_host, config)
+        self._reaper = Reaper(store.Store.from_settings(config, timeout_s=5.0), known, shared, place)
+        self._reaper.start()
+        self._pulse.ready()
+
+    def _load(self, host: StageHost, config: settings.Settings) -> None:
+        if self._pulse is None:
+            raise RuntimeError("the pulse starts first")
+        watchdog = threading.Timer(host.pipe.init_timeout_s, self._pulse.load_took_too_long)
+        watchdog.daemon = True
+        watchdog.start()
+        self._loading = True
+        try:
+            model = config.model or host.pipe.model or ""
+            loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
+            check_topology(host.pipe, host.stage, loaded.topology)
+        except errors.OmniqueueError as exc:
+            self._pulse.refused(exc.message)
+            host.close()
+            _refuse(exc.message)
+        except SystemExit:
+            self._pulse.stop()
+            host.close()
+            raise
+        finally:
+            self._loading = False
+            watchdog.cancel()
+
+    def _on_signal(self, **_: Any) -> None:
+        """SIGTERM: while loading, leave at once; otherwise the second one hands back what runs."""
+        global _terms
+        _terms += 1
+        if self._loading:
+            raise SystemExit(0)
+
+    def stop(self, parent: Any) -> None:
+        """Drain, then close the engine."""
+        if self._reaper is not None:
+            self._reaper.stop()
+        if _host is not None and self._pulse is not None:
+            self._pulse.draining()
+            _host.drain(settings.load().drain_grace_s, lambda: _terms > 1)
+            self._pulse.stop()
+            _host.close()
+
+    terminate = stop
+
+
+def check_topology(pipe: Pipeline, stage: Stage, resolved: Any) -> None:
+    """Raise ConfigError when the engine resolved another topology than the config that the router reads."""
+    if resolved is None:
+        return
+    ours, theirs = list(pipe.topology), list(resolved)
+    if ours != theirs:
+        differing = [f"{mine} here, {other} in the engine" for mine, other in zip(ours, theirs, strict=False) if mine != other]
+        why = "; ".join(differing) or f"{len(ours)} stages here, {len(theirs)} in the engine"
+        raise errors.ConfigError(f"{pipe.path}: the topology is not what stage {stage.stage_id}'s engine resolved: {why}.")
+
+
+def _selected() -> tuple[Pipeline, Stage]:
+    if _chosen is None:
+        raise errors.ConfigError("No stage was chosen; start the worker with -Q.")
+    return _chosen
