@@ -41,6 +41,8 @@ class Stage:
     #: Requests in the engine at once; also the Celery worker's concurrency.
     max_num_seqs: int = 1
     devices: str | None = None
+    #: Workers of this stage that ``omniqueue up`` starts; placement.replicas says which devices each gets.
+    num_replicas: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     #: The fake engine's or a user engine's own arguments.
     engine_args: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +86,10 @@ class Pipeline:
     hang_timeout_s: float = 600.0
     #: Top level of the deploy YAML without ``stages`` and our own keys.
     deploy: Mapping[str, Any] = field(default_factory=dict)
+    #: The platform whose overlay was applied.
+    platform: str = "cpu"
+    #: What reading the file decided or changed, for ``omniqueue validate``.
+    notes: tuple[str, ...] = ()
 
     def stage(self, stage_id: int) -> Stage:
         """The stage of that id; KeyError if there is none."""

@@ -120,6 +120,9 @@ def _stage_keys() -> dict[str, dict[str, str]]:
     known = owners["llm"] | owners["diffusion"] | wrapper
     unowned = {field.name: _spec(field.name, sources) for field in dataclasses.fields(deploy.StageDeployConfig)}
     keys["any"] = {name: spec for name, spec in {**unowned, **_UNOWNED}.items() if name not in known}
+    nested = {kind.value: names for kind, names in omni._PARALLEL_CONFIG_FIELDS_BY_EXECUTION_TYPE.items()}
+    for owner, kind in (("llm", "llm_ar"), ("diffusion", "diffusion")):
+        keys[f"{owner}_parallel_config"] = {name: _spec(name, sources) for name in sorted(nested[kind])}
     return keys
 
 
