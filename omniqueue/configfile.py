@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omniqueue import deployfile, errors, params, placement, schema, stages, topology
+from omniqueue import checks, deployfile, errors, params, placement, schema, stages, topology
 from omniqueue.pipeline import Pipeline, SizeRule, Stage
 from omniqueue.topology import Topology
 from omniqueue.yamlfile import Map, Problems, fail, nearest, plain
 
+#: Where the names of all pipelines stand.
+_LISTED = "stage_configs/topologies.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN = ("max_n", "max_steps", "max_prompt_chars", "max_queue", "max_attempts")
 _SECONDS = ("request_timeout_s", "lease_s", "result_ttl_s", "init_timeout_s", "hang_timeout_s")
@@ -29,10 +31,11 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
     notes: list[str] = []
     data, files = deployfile.load(deployfile.locate(Path(path)), notes)
     platform = deployfile.platform()
-    data.put("stages", deployfile.resolve_stages(data, platform), data.at("stages"))
+    problems = Problems()
+    data.put("stages", deployfile.resolve_stages(data, platform, problems), data.at("stages"))
+    problems.check()
     model = model or _model(data)
     known = _topology(data, model, files, notes)
-    problems = Problems()
     built = _stages(data, known, problems)
     size = _size(data, known, built, problems)
     name = _name(data, known, files[0], problems)
@@ -66,20 +69,20 @@ def _spelled_out(entries: list[Map]) -> bool:
 def _topology(data: Map, model: str | None, files: list[str], notes: list[str]) -> Topology | None:
     """What is known of the pipeline beforehand; None when the file itself says it all."""
     name, entries = data.get("pipeline"), data["stages"]
-    if name in topology.keys():
+    if isinstance(name, str) and name in topology.table()["pipelines"]:
         return topology.named(name)
     if entries and not any(stages.engine_of(entry) == "vllm_omni" for entry in entries):
         return None
     if name is not None:
         if _spelled_out(entries):
             return None
-        text = f"is {schema.shown(name)}, which vLLM-Omni does not have; {nearest(name, topology.keys())}"
-        raise fail(data.at("pipeline"), f"{text} To describe one of your own, give every stage its execution_type")
+        text = f"is {checks.shown(name)}, which vLLM-Omni does not have; {nearest(name, topology.keys(), _LISTED)}"
+        raise fail(data.at("pipeline"), f"{text}; to describe one of your own, give every stage its execution_type")
     found = _detected(entries, model, files)
     if found is None and not _spelled_out(entries):
         text = f"cannot be told from the model {model} or the file's name" if model else "is not said, nor is a model"
-        close = nearest(Path(model or files[0]).stem, topology.keys())
-        raise fail(data.mark.child("pipeline", 0), f"{text}; set pipeline to one of vLLM-Omni's names ({close})")
+        close = nearest(Path(model or files[0]).name, topology.keys(), _LISTED)
+        raise fail(data.mark.child("pipeline", 0), f"{text}; set it to one of vLLM-Omni's names; {close}")
     if found is not None:
         notes.append(f"{files[0]}: pipeline {found.key or 'of one diffusion stage'} is taken from {found.found_by}")
     return found
@@ -100,11 +103,19 @@ def _stages(data: Map, known: Topology | None, problems: Problems) -> list[Stage
         raise fail(data.at("stages"), "is missing or empty; a pipeline needs at least one stage")
     entries = stages.ordered(data["stages"], known, data, problems)
     problems.check()
+    if known is not None and known.chunks_only:
+        problems.add(
+            data.at("pipeline"),
+            f"{known.key} hands over in chunks only (async_chunk), which needs all stages in one process; "
+            "it cannot be served here",
+        )
     facts = stages.facts_of(entries, known, problems)
     stages.check_graph(entries, facts, problems)
     stages.check_wiring(data, entries, problems)
-    built = [stages.build(entry, i, facts[i], problems) for i, entry in enumerate(entries)]
+    for i, entry in enumerate(entries):
+        stages.check_engine(entry, facts[i], i, problems)
     problems.check()
+    built = [stages.build(entry, i, facts[i], problems) for i, entry in enumerate(entries)]
     top = plain(data)
     for stage, entry in zip(built, entries, strict=True):
         if stage.engine in ("vllm_omni", "vllm"):
@@ -130,7 +141,9 @@ def _size(data: Map, known: Topology | None, built: list[Stage], problems: Probl
     needed = known.size_multiple if known else 1
     multiple = said.get("multiple", needed)
     if multiple % needed:
-        problems.add(section.at("multiple"), f"is {multiple}, but {known.key if known else ''} needs multiples of {needed}")
+        problems.add(
+            section.at("multiple"), f"is {multiple}, but {known.key if known else ''} needs multiples of {needed}"
+        )
     low, high = said.get("min_side", multiple), said.get("max_side", base.max_side)
     rule = SizeRule(multiple, low, high, said.get("max_area", high * high), base.default)
     if low > high:
@@ -150,7 +163,7 @@ def _name(data: Map, known: Topology | None, file: str, problems: Problems) -> s
     if not _NAME.fullmatch(name):
         problems.add(
             data.at("pipeline"),
-            f"is {schema.shown(name)}; use letters, digits, dots, dashes and underscores, at most 64 (it names queues)",
+            f"is {checks.shown(name)}; use letters, digits, dots, dashes and underscores, at most 64 (it names queues)",
         )
     return name
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from omniqueue import legacy, schema, topology
+from omniqueue import checks, schema, stageargs, topology
 from omniqueue.yamlfile import Map, Mark, Problems, fail, nearest, read
 
 #: Mappings that an overlay adds to; any other value it replaces.
@@ -85,8 +85,8 @@ def merge(base: Map, top: Map) -> Map:
     return result
 
 
-def _check_stage(stage: Map, checks: dict[str, Any], problems: Problems) -> None:
-    schema.check_keys(stage, checks, problems)
+def _check_stage(stage: Map, allowed: dict[str, Any], problems: Problems) -> None:
+    schema.check_keys(stage, allowed, problems)
     if stage.get("stage_id") is None:
         problems.add(stage.mark, "has no stage_id; say which stage this is")
     runtime = stage.get("runtime")
@@ -94,36 +94,38 @@ def _check_stage(stage: Map, checks: dict[str, Any], problems: Problems) -> None
         schema.check_keys(runtime, schema.RUNTIME, problems)
 
 
-def _check_stages(data: Map, checks: dict[str, Any], problems: Problems) -> None:
+def _check_stages(data: Map, allowed: dict[str, Any], problems: Problems) -> None:
     seen: dict[int, Mark] = {}
     for stage, mark in schema.check_list(data, "stages", problems):
-        _check_stage(stage, checks, problems)
+        _check_stage(stage, allowed, problems)
         stage_id = stage.get("stage_id")
-        if schema.is_a(stage_id, int) and stage_id in seen:
+        if not isinstance(stage_id, int):
+            continue
+        if stage_id in seen:
             problems.add(stage.at("stage_id"), f"stage {stage_id} is there twice, first at {seen[stage_id].path}")
-        elif schema.is_a(stage_id, int):
-            seen[stage_id] = mark
+        seen.setdefault(stage_id, mark)
 
 
 def _sections(data: Map, key: str, problems: Problems) -> list[Map]:
     """The mappings under a mapping's names."""
     section = data.get(key)
-    entries = section.items() if isinstance(section, Map) else ()
-    for name, entry in entries:
+    if not isinstance(section, Map):
+        return []
+    for name, entry in section.items():
         if entry is not None and not isinstance(entry, Map):
-            problems.add(section.at(name), f"must be a mapping, not {schema.shown(entry)}")
-    return [entry for _, entry in entries if isinstance(entry, Map)]
+            problems.add(section.at(name), f"must be a mapping, not {checks.shown(entry)}")
+    return [entry for entry in section.values() if isinstance(entry, Map)]
 
 
 def _check_platforms(data: Map, problems: Problems) -> None:
     section = data.get("platforms")
-    for name in section if isinstance(section, Map) else ():
-        if name not in schema.PLATFORMS:
+    allowed = {**schema.STAGE_WRAPPER, **schema.engine_keys()}
+    if isinstance(section, Map):
+        for name in section.keys() - set(schema.PLATFORMS):
             problems.add(section.at(name), f"is no platform; {nearest(name, schema.PLATFORMS)}")
-    checks = {**schema.STAGE_WRAPPER, **schema.engine_keys()}
     for platform in _sections(data, "platforms", problems):
         schema.check_keys(platform, schema.PLATFORM, problems)
-        _check_stages(platform, checks, problems)
+        _check_stages(platform, allowed, problems)
 
 
 def check_file(data: Map, problems: Problems) -> None:
@@ -131,9 +133,9 @@ def check_file(data: Map, problems: Problems) -> None:
     schema.check_keys(data, {**schema.OWN, **schema.DEPLOY}, problems)
     _check_stages(data, {**schema.engine_keys(), **schema.STAGE_OWN, **schema.STAGE_WRAPPER}, problems)
     _check_platforms(data, problems)
-    for key, checks in (("size", schema.SIZE), ("duplex_session", schema.DUPLEX)):
+    for key, allowed in (("size", schema.SIZE), ("duplex_session", schema.DUPLEX)):
         if isinstance(data.get(key), Map):
-            schema.check_keys(data[key], checks, problems)
+            schema.check_keys(data[key], allowed, problems)
     for connector in _sections(data, "connectors", problems):
         schema.check_keys(connector, schema.CONNECTOR, problems)
     for edge, _ in schema.check_list(data, "edges", problems):
@@ -143,7 +145,7 @@ def check_file(data: Map, problems: Problems) -> None:
 def _read_one(path: Path, notes: list[str]) -> Map:
     data, problems = read(path), Problems()
     if "stage_args" in data:
-        data = legacy.convert(data, problems, notes)
+        data = stageargs.convert(data, problems, notes)
     check_file(data, problems)
     problems.check()
     return data
@@ -170,26 +172,30 @@ def platform() -> str:
     """The platform whose overlay applies: OMNIQUEUE_PLATFORM, else cuda where there is an NVIDIA driver, else cpu."""
     named = os.environ.get("OMNIQUEUE_PLATFORM", "").strip().lower()
     if named:
-        complaint = schema.choice(*schema.PLATFORMS)(named)
+        complaint = checks.choice(*schema.PLATFORMS)(named)
         if complaint:
             raise fail(Mark("OMNIQUEUE_PLATFORM"), complaint)
         return named
     return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def _flat(stage: Map) -> Map:
+def _flat(stage: Map, parts: tuple[str, ...], problems: Problems) -> Map:
     """A stage's runtime and engine_args raised to its own level, as vLLM-Omni does when it reads one."""
     result = stage.copy()
-    for part in ("engine_args", "runtime"):
+    for part in parts:
         nested = result.pop(part, None)
-        for key, value in nested.items() if isinstance(nested, Map) else ():
-            result.put(key, _deep(result.get(key), value), nested.at(key))
+        if not isinstance(nested, Map):
+            continue
+        for key, value in nested.items():
+            if part == "engine_args" and key in (*schema.STAGE_WRAPPER, *schema.STAGE_OWN):
+                problems.add(nested.at(key), "belongs beside engine_args, not into it")
+            else:
+                result.put(key, _deep(result.get(key), value), nested.at(key))
     return result
 
 
-def _apply(stage: Map, overlay: Map, keep_engine_args: bool) -> Map:
+def _apply(stage: Map, top: Map) -> Map:
     """One platform's entry over a stage."""
-    top = overlay if keep_engine_args else _flat(overlay)
     result = _overlay(stage, top)
     for key in (*_DEEP, "env"):
         if isinstance(stage.get(key), Map) and isinstance(top.get(key), Map):
@@ -197,14 +203,17 @@ def _apply(stage: Map, overlay: Map, keep_engine_args: bool) -> Map:
     return result
 
 
-def resolve_stages(data: Map, name: str) -> list[Map]:
-    """The stages with nested forms flattened and a platform's overlay applied; a fake or user engine keeps engine_args."""
+def resolve_stages(data: Map, name: str, problems: Problems) -> list[Map]:
+    """The stages, nested forms flattened, under a platform's overlay; a fake or user engine keeps its engine_args."""
     section = (data.get("platforms") or {}).get(name)
     overlays = {entry["stage_id"]: entry for entry in (section or {}).get("stages") or []}
     stages = []
+    known = {stage["stage_id"] for stage in data.get("stages") or []}
+    for stage_id in overlays.keys() - known:
+        problems.add(overlays[stage_id].at("stage_id"), f"there is no stage {stage_id} under stages to change; add it")
     for stage in data.get("stages") or []:
         keep = stage.get("engine") not in (None, "vllm_omni", "vllm")
-        flat = _flat(stage) if not keep else stage
-        overlay = overlays.get(stage["stage_id"])
-        stages.append(flat if overlay is None else _apply(flat, overlay, keep))
+        parts = ("runtime",) if keep else ("engine_args", "runtime")
+        overlay, flat = overlays.get(stage["stage_id"]), _flat(stage, parts, problems)
+        stages.append(flat if overlay is None else _apply(flat, _flat(overlay, parts, problems)))
     return stages

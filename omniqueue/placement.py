@@ -20,7 +20,7 @@ def _product(sizes: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _sizes(entry: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Parallel sizes of a stage: pipeline-wide ones, its own, and those in its parallel_config, the last one winning."""
+    """Parallel sizes of a stage: pipeline-wide, its own, and those in parallel_config, the last one winning."""
     nested = entry.get("parallel_config")
     wide = {key: top.get(key) for key in ("data_parallel_size", "pipeline_parallel_size")}
     merged = {**wide, **entry, **(nested if isinstance(nested, dict) else {})}
@@ -40,7 +40,9 @@ def world_size(execution_type: str, entry: Mapping[str, Any], top: Mapping[str, 
         return _product(sizes, _LLM_SIZES) * int(ranks)
     sequence = int(sizes.get("sequence_parallel_size") or _sequence(sizes))
     size = _product(sizes, (*_DIFFUSION_SIZES, "data_parallel_size")) * sequence
-    shards = int(sizes.get("hsdp_shard_size") or -1)
+    shards, all_of_them = int(sizes.get("hsdp_shard_size") or -1), int(sizes.get("num_gpus") or 0)
+    if "data_parallel_size" not in sizes and all_of_them and all_of_them % size == 0:
+        return all_of_them
     if sizes.get("use_hsdp") and size == 1 and shards > 0:
         return shards * int(sizes.get("hsdp_replicate_size") or 1)
     return size
@@ -51,7 +53,7 @@ def _ids(devices: str) -> list[str]:
 
 
 def split(devices: str | None, replicas: int, world: int) -> tuple[str | None, ...]:
-    """Each replica's devices, as vLLM-Omni shares them out: a pool in order, or a template moved up by its own width."""
+    """Each replica's devices, as vLLM-Omni shares them out: a pool in order, or a template moved by its width."""
     if devices is None or replicas == 1:
         return (devices,) * replicas
     ids = _ids(devices)
@@ -108,9 +110,11 @@ def shared_memory(stages: list[tuple[Stage, Map]], top: Mapping[str, Any]) -> li
     used: dict[str, float] = {}
     found = []
     for stage, entry in stages:
-        share = stage.deploy.get("gpu_memory_utilization")
+        share = float(stage.deploy.get("gpu_memory_utilization") or 0)
         for device in {d for part in replicas(stage, top) if part for d in _ids(part)} if share else ():
-            used[device] = used.get(device, 0.0) + float(share)
+            used[device] = used.get(device, 0.0) + share
             if used[device] > 1.0 + 1e-9 and used[device] - share > 0:
-                found.append((entry, f"brings device {device} to {used[device]:.2f} of its memory; keep the sum at most 1"))
+                found.append(
+                    (entry, f"brings device {device} to {used[device]:.2f} of its memory; keep the sum at most 1")
+                )
     return found

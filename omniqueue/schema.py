@@ -2,161 +2,48 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from omniqueue import topology
+from omniqueue import checks, topology
 from omniqueue.yamlfile import Map, Mark, Problems, nearest
 
-#: Says what is wrong with a value ("must be ..., not ..."), or None.
-Check = Callable[[Any], str | None]
-
-OUTPUT_TYPES = ("text", "image", "audio", "video")
-EXECUTION_TYPES = ("llm_ar", "llm_generation", "diffusion")
-ENGINES = ("vllm_omni", "vllm", "fake")
 PLATFORMS = ("cuda", "rocm", "npu", "xpu", "musa", "cpu")
 
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a mapping"}
-_KINDS = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "map": dict}
-_USER_ENGINE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-
-
-def shown(value: Any) -> str:
-    """A value as the file would write it, cut to a readable length."""
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def is_a(value: Any, kind: type) -> bool:
-    """Whether a YAML value is of a kind; true is no number, and a whole number is a number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def one_of_kinds(*kinds: type) -> Check:
-    """The value is of one of these kinds."""
-    wanted = " or ".join(_NAMES[kind] for kind in kinds)
-
-    def check(value: Any) -> str | None:
-        return None if any(is_a(value, kind) for kind in kinds) else f"must be {wanted}, not {shown(value)}"
-
-    return check
-
-
-def number(kind: type, low: float, high: float, *, open_low: bool = False) -> Check:
-    """A number of that kind within limits; ``open_low`` excludes the lower one."""
-    limits = f"{'more than' if open_low else 'from'} {low:g} {'and at most' if open_low else 'to'} {high:g}"
-
-    def check(value: Any) -> str | None:
-        if is_a(value, kind) and low <= value <= high and not (open_low and value == low):
-            return None
-        return f"must be {_NAMES[kind]} {limits}, not {shown(value)}"
-
-    return check
-
-
-def choice(*options: str) -> Check:
-    """One of these words."""
-
-    def check(value: Any) -> str | None:
-        if value in options:
-            return None
-        return f"must be one of {', '.join(options)}, not {shown(value)}; {nearest(value, options)}"
-
-    return check
-
-
-def name(value: Any) -> str | None:
-    """Text that says something and has no control characters."""
-    if isinstance(value, str) and value.strip() and value.isprintable():
-        return None
-    return f"must be a name, not {shown(value)}"
-
-
-def names(value: Any) -> str | None:
-    """A name or a list of different names."""
-    entries = value if isinstance(value, list) else [value]
-    if not entries or any(name(entry) for entry in entries):
-        return f"must be a name or a list of names, not {shown(value)}"
-    return None if len(set(entries)) == len(entries) else f"names one thing twice: {shown(value)}"
-
-
-def stage_ids(value: Any) -> str | None:
-    """A list of stage ids."""
-    if isinstance(value, list) and all(is_a(entry, int) and entry >= 0 for entry in value):
-        return None if len(set(value)) == len(value) else f"names one stage twice: {shown(value)}"
-    return f"must be a list of stage ids such as [0], not {shown(value)}"
-
-
-def engine(value: Any) -> str | None:
-    """A known engine or ``package.module:Class``."""
-    if value in ENGINES or (isinstance(value, str) and _USER_ENGINE.match(value)):
-        return None
-    return (
-        f"must be one of {', '.join(ENGINES)} or package.module:Class, not {shown(value)}; {nearest(value, ENGINES)}"
-    )
-
-
-def devices(value: Any) -> str | None:
-    """Device ids separated by commas; a single number need not be quoted."""
-    text = str(value) if is_a(value, int) else value
-    if isinstance(text, str) and re.fullmatch(r"\s*(\d+|(GPU|MIG)-[\w-]+)(\s*,\s*(\d+|(GPU|MIG)-[\w-]+))*\s*", text):
-        ids = [part.strip() for part in text.split(",")]
-        return None if len(set(ids)) == len(ids) else f"names one device twice: {text!r}"
-    if isinstance(value, list):
-        return f'must be text such as "0,1", not a list; write "{",".join(map(str, value))[:40]}"'
-    return f'must be device ids such as "0" or "0,1", not {shown(value)}'
-
-
-def environment(value: Any) -> str | None:
-    """Environment variables: text, or a number that stands for its text."""
-    if not isinstance(value, dict):
-        return f"must be a mapping of environment variables, not {shown(value)}"
-    for key, entry in value.items():
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            return f"has {shown(key)}, which is no name for an environment variable"
-        if entry is not None and (isinstance(entry, (bool, dict, list)) or "\0" in str(entry)):
-            return f"must have text for {key}, not {shown(entry)}; put it in quotes"
-    return None
-
-
-def of_spec(spec: str) -> Check | None:
-    """The check for a generated type such as ``int|str``; None when anything goes."""
-    return None if spec == "any" else one_of_kinds(*(_KINDS[part] for part in spec.split("|")))
-
-
-_count = number(int, 1, 1_000_000)
-_degree = number(int, 1, 4096)
-_seconds = number(float, 0, 30 * 86_400, open_low=True)
-_bool, _map, _text, _list = one_of_kinds(bool), one_of_kinds(dict), one_of_kinds(str), one_of_kinds(list)
+_count = checks.number(int, 1, 1_000_000)
+_degree = checks.number(int, 1, 4096)
+_seconds = checks.number(float, 0, 30 * 86_400, open_low=True)
+_bool, _map, _text, _list = (
+    checks.one_of_kinds(bool),
+    checks.one_of_kinds(dict),
+    checks.one_of_kinds(str),
+    checks.one_of_kinds(list),
+)
 
 #: Top level, ours.
-OWN: dict[str, Check] = {
-    "model": name,
-    "served_model_name": names,
+OWN: dict[str, checks.Check] = {
+    "model": checks.name,
+    "served_model_name": checks.names,
     "size": _map,
-    "max_n": number(int, 1, 1000),
-    "max_steps": number(int, 1, 100_000),
-    "max_prompt_chars": number(int, 1, 10_000_000),
+    "max_n": checks.number(int, 1, 1000),
+    "max_steps": checks.number(int, 1, 100_000),
+    "max_prompt_chars": checks.number(int, 1, 10_000_000),
     "request_timeout_s": _seconds,
     "max_queue": _count,
-    "max_attempts": number(int, 1, 100),
-    "lease_s": number(float, 0.1, 3600),
+    "max_attempts": checks.number(int, 1, 100),
+    "lease_s": checks.number(float, 0.1, 3600),
     "result_ttl_s": _seconds,
     "init_timeout_s": _seconds,
     "hang_timeout_s": _seconds,
 }
 
 #: Top level, vLLM-Omni's.
-DEPLOY: dict[str, Check] = {
-    "base_config": name,
-    "pipeline": name,
+DEPLOY: dict[str, checks.Check] = {
+    "base_config": checks.name,
+    "pipeline": checks.name,
     "async_chunk": _bool,
-    "session_mode": choice("turn", "duplex"),
-    "model_runner": choice("v1", "v2"),
-    "active_stream_window": number(int, 0, 1_000_000),
+    "session_mode": checks.choice("turn", "duplex"),
+    "model_runner": checks.choice("v1", "v2"),
+    "active_stream_window": checks.number(int, 0, 1_000_000),
     "duplex_session": _map,
     "connectors": _map,
     "edges": _list,
@@ -173,21 +60,21 @@ DEPLOY: dict[str, Check] = {
     "custom_voice_dir": _text,
 }
 
-SIZE: dict[str, Check] = {
-    "multiple": number(int, 1, 4096),
-    "min_side": number(int, 1, 100_000),
-    "max_side": number(int, 1, 100_000),
-    "max_area": number(int, 1, 10_000_000_000),
+SIZE: dict[str, checks.Check] = {
+    "multiple": checks.number(int, 1, 4096),
+    "min_side": checks.number(int, 1, 100_000),
+    "max_side": checks.number(int, 1, 100_000),
+    "max_area": checks.number(int, 1, 10_000_000_000),
     "default": _text,
 }
-CONNECTOR: dict[str, Check] = {"name": name, "extra": _map}
-EDGE: dict[str, Check] = {
-    "from": number(int, 0, 1000),
-    "to": number(int, 0, 1000),
-    "window_size": one_of_kinds(int),
-    "max_inflight": one_of_kinds(int),
+CONNECTOR: dict[str, checks.Check] = {"name": checks.name, "extra": _map}
+EDGE: dict[str, checks.Check] = {
+    "from": checks.number(int, 0, 1000),
+    "to": checks.number(int, 0, 1000),
+    "window_size": checks.one_of_kinds(int),
+    "max_inflight": checks.one_of_kinds(int),
 }
-DUPLEX: dict[str, Check] = dict.fromkeys(
+DUPLEX: dict[str, checks.Check] = dict.fromkeys(
     (
         "disconnect_grace_s",
         "reaper_interval_s",
@@ -199,27 +86,31 @@ DUPLEX: dict[str, Check] = dict.fromkeys(
         "completed_append_cache_size",
         "idle_ttl_s",
     ),
-    number(float, 0, 1 << 50, open_low=True),
-) | {"server_vad_model_path": _text, "warmup_frames": one_of_kinds(int)}
-PLATFORM: dict[str, Check] = {"model_runner": choice("v1", "v2"), "stages": _list}
-RUNTIME: dict[str, Check] = {"devices": devices, "num_replicas": number(int, 1, 1000), "env": environment}
+    checks.number(float, 0, 1 << 50, open_low=True),
+) | {"server_vad_model_path": _text, "warmup_frames": checks.one_of_kinds(int)}
+PLATFORM: dict[str, checks.Check] = {"model_runner": checks.choice("v1", "v2"), "stages": _list}
+RUNTIME: dict[str, checks.Check] = {
+    "devices": checks.devices,
+    "num_replicas": checks.number(int, 1, 1000),
+    "env": checks.environment,
+}
 
 #: Per stage, ours; they say what vLLM-Omni keeps in Python.
-STAGE_OWN: dict[str, Check] = {
-    "engine": engine,
-    "name": name,
-    "model_stage": name,
-    "execution_type": choice(*EXECUTION_TYPES),
-    "input_sources": stage_ids,
-    "engine_input_source": stage_ids,
+STAGE_OWN: dict[str, checks.Check] = {
+    "engine": checks.engine,
+    "name": checks.name,
+    "model_stage": checks.name,
+    "execution_type": checks.choice(*checks.EXECUTION_TYPES),
+    "input_sources": checks.stage_ids,
+    "engine_input_source": checks.stage_ids,
     "final_output": _bool,
-    "final_output_type": choice(*OUTPUT_TYPES),
+    "final_output_type": checks.choice(*checks.OUTPUT_TYPES),
     "is_comprehension": _bool,
 }
 
 #: Per stage, vLLM-Omni's wrapper around the engine's arguments.
-STAGE_WRAPPER: dict[str, Check] = {
-    "stage_id": number(int, 0, 1000),
+STAGE_WRAPPER: dict[str, checks.Check] = {
+    "stage_id": checks.number(int, 0, 1000),
     **RUNTIME,
     "async_chunk": _bool,
     "input_connectors": _map,
@@ -232,13 +123,13 @@ STAGE_WRAPPER: dict[str, Check] = {
 }
 
 #: Engine arguments whose range is known; the types of all others come with the topology table.
-RANGES: dict[str, Check] = {
+RANGES: dict[str, checks.Check] = {
     "max_num_seqs": _count,
-    "max_num_batched_tokens": number(int, 1, 100_000_000),
-    "max_model_len": number(int, 1, 100_000_000),
-    "gpu_memory_utilization": number(float, 0, 1, open_low=True),
-    "kv_cache_memory_bytes": number(int, 1, 1 << 50),
-    "hsdp_shard_size": number(int, -1, 4096),
+    "max_num_batched_tokens": checks.number(int, 1, 100_000_000),
+    "max_model_len": checks.number(int, 1, 100_000_000),
+    "gpu_memory_utilization": checks.number(float, 0, 1, open_low=True),
+    "kv_cache_memory_bytes": checks.number(int, 1, 1 << 50),
+    "hsdp_shard_size": checks.number(int, -1, 4096),
     **dict.fromkeys(
         (
             "tensor_parallel_size",
@@ -259,29 +150,29 @@ RANGES: dict[str, Check] = {
 }
 
 #: The fake engine's arguments.
-FAKE: dict[str, Check] = {
-    "delay_s": number(float, 0, 86_400),
-    "steps": number(int, 1, 100_000),
-    "payload_bytes": number(int, 0, 1 << 36),
-    "load_delay_s": number(float, 0, 86_400),
-    **dict.fromkeys(("raise_on", "exit_on", "hang_on"), name),
+FAKE: dict[str, checks.Check] = {
+    "delay_s": checks.number(float, 0, 86_400),
+    "steps": checks.number(int, 1, 100_000),
+    "payload_bytes": checks.number(int, 0, 1 << 36),
+    "load_delay_s": checks.number(float, 0, 86_400),
+    **dict.fromkeys(("raise_on", "exit_on", "hang_on"), checks.name),
 }
 
 
-def engine_keys(owner: str | None = None) -> dict[str, Check | None]:
+def engine_keys(owner: str | None = None) -> dict[str, checks.Check | None]:
     """Engine arguments of ``llm`` or ``diffusion`` stages, or of both, with their checks."""
     table = topology.table()["stage_keys"]
     owners = ("llm", "diffusion", "any") if owner is None else (owner, "any")
-    return {key: RANGES.get(key) or of_spec(spec) for part in owners for key, spec in table[part].items()}
+    return {key: RANGES.get(key) or checks.of_spec(spec) for part in owners for key, spec in table[part].items()}
 
 
-def check_keys(data: Map, checks: Mapping[str, Check | None], problems: Problems) -> None:
+def check_keys(data: Map, allowed: Mapping[str, checks.Check | None], problems: Problems) -> None:
     """Report unknown keys and wrong values of one mapping; a key without a value counts as absent."""
     for key, value in data.items():
-        if key not in checks:
-            problems.add(data.at(key), f"there is no such key here; {nearest(key, checks)}")
+        if key not in allowed:
+            problems.add(data.at(key), f"there is no such key here; {nearest(key, allowed)}")
             continue
-        check = checks[key]
+        check = allowed[key]
         complaint = None if value is None or check is None else check(value)
         if complaint:
             problems.add(data.at(key), complaint)
@@ -295,5 +186,5 @@ def check_list(data: Map, key: str, problems: Problems) -> list[tuple[Map, Mark]
         if isinstance(entry, Map):
             found.append((entry, entry.mark))
         else:
-            problems.add(data.at(key).child(index), f"must be a mapping, not {shown(entry)}")
+            problems.add(data.at(key).child(index), f"must be a mapping, not {checks.shown(entry)}")
     return found

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from omniqueue import schema, topology
+from omniqueue import checks, schema, topology
 from omniqueue.pipeline import QUEUE, Stage
 from omniqueue.topology import Topology
 from omniqueue.yamlfile import Map, Problems, nearest, plain
@@ -76,7 +76,7 @@ def _from_registry(entry: Map, row: Mapping[str, Any], key: str | None, problems
             continue
         problems.add(
             entry.at(name),
-            f"is {schema.shown(said)}, but vLLM-Omni's {key or 'pipeline'} has {schema.shown(facts[name])} here "
+            f"is {checks.shown(said)}, but vLLM-Omni's {key or 'pipeline'} has {checks.shown(facts[name])} here "
             "and takes nothing else; leave the key out",
         )
     return facts
@@ -120,10 +120,9 @@ def _deploy(entry: Map, stage_id: int, seqs: int) -> dict[str, Any]:
 
 
 def build(entry: Map, stage_id: int, facts: Mapping[str, Any], problems: Problems) -> Stage:
-    """One stage, its keys checked against its engine and kind."""
+    """One stage from an entry that check_engine has passed."""
     engine = engine_of(entry)
     kind = family(engine, facts["execution_type"])
-    check_engine(entry, kind, stage_id, problems)
     seqs = _max_num_seqs(entry, kind, problems)
     deploy = _deploy(entry, stage_id, seqs)
     args = entry.get("engine_args") if kind in ("fake", "user") else None
@@ -146,22 +145,22 @@ def build(entry: Map, stage_id: int, facts: Mapping[str, Any], problems: Problem
     )
 
 
-def check_engine(entry: Map, kind: str, stage_id: int, problems: Problems) -> None:
+def check_engine(entry: Map, facts: Mapping[str, Any], stage_id: int, problems: Problems) -> None:
     """Report keys that the stage's engine does not take, at any depth that is known."""
+    kind = family(engine_of(entry), facts["execution_type"])
     if kind in ("fake", "user"):
         args = entry.get("engine_args")
         if kind == "fake" and isinstance(args, Map):
             schema.check_keys(args, schema.FAKE, problems)
         return
-    checks = schema.engine_keys(kind)
-    other = schema.engine_keys()
+    allowed, everywhere = schema.engine_keys(kind), schema.engine_keys()
     for key, value in entry.items():
-        if key in other and key not in checks:
+        if key in everywhere and key not in allowed:
             wanted = "diffusion" if kind == "llm" else "language-model"
             problems.add(entry.at(key), f"is for {wanted} stages, and stage {stage_id} is none; take it out")
         elif value is not None:
-            schema.check_keys(_single(entry, key), {**checks, **schema.STAGE_OWN, **schema.STAGE_WRAPPER}, problems)
-    _check_nested(entry, kind, checks, problems)
+            schema.check_keys(_single(entry, key), {**allowed, **schema.STAGE_OWN, **schema.STAGE_WRAPPER}, problems)
+    _check_nested(entry, kind, allowed, problems)
 
 
 def _single(entry: Map, key: Any) -> Map:
@@ -170,10 +169,10 @@ def _single(entry: Map, key: Any) -> Map:
     return single
 
 
-def _check_nested(entry: Map, kind: str, checks: Mapping[str, Any], problems: Problems) -> None:
+def _check_nested(entry: Map, kind: str, own: Mapping[str, Any], problems: Problems) -> None:
     table = topology.table()
     nested = {
-        "engine_extras": checks,
+        "engine_extras": own,
         "parallel_config": _specs(table["stage_keys"][f"{kind}_parallel_config"]),
         "default_sampling_params": _specs(table["sampling"][kind]),
     }
@@ -183,7 +182,7 @@ def _check_nested(entry: Map, kind: str, checks: Mapping[str, Any], problems: Pr
 
 
 def _specs(specs: Mapping[str, str]) -> dict[str, Any]:
-    return {name: schema.RANGES.get(name) or schema.of_spec(spec) for name, spec in specs.items()}
+    return {name: schema.RANGES.get(name) or checks.of_spec(spec) for name, spec in specs.items()}
 
 
 def facts_of(entries: list[Map], known: Topology | None, problems: Problems) -> list[dict[str, Any]]:
@@ -208,7 +207,9 @@ def check_graph(entries: list[Map], facts: list[dict[str, Any]], problems: Probl
             )
         _check_output(entry, fact, problems)
     if not any(fact["final_output"] for fact in facts):
-        problems.add(entries[-1].at("final_output"), "no stage has final_output, so no answer would ever come; set it on one")
+        problems.add(
+            entries[-1].at("final_output"), "no stage has final_output, so no answer would ever come; set it on one"
+        )
 
 
 def _bad_source(source: int, stage_id: int, count: int) -> str | None:
@@ -220,13 +221,15 @@ def _bad_source(source: int, stage_id: int, count: int) -> str | None:
 
 
 def _check_output(entry: Map, fact: Mapping[str, Any], problems: Problems) -> None:
-    if fact["final_output"] and fact["final_output_type"] not in schema.OUTPUT_TYPES:
+    if fact["final_output"] and fact["final_output_type"] not in checks.OUTPUT_TYPES:
         problems.add(
             entry.at("final_output_type"),
-            f"is {fact['final_output_type']}, which has no endpoint here; served are {', '.join(schema.OUTPUT_TYPES)}",
+            f"is {fact['final_output_type']}, which has no endpoint here; served are {', '.join(checks.OUTPUT_TYPES)}",
         )
     if not fact["final_output"] and entry.get("final_output_type") and fact["final_output_type"] is None:
-        problems.add(entry.at("final_output_type"), "says nothing without final_output: true; add that or take this out")
+        problems.add(
+            entry.at("final_output_type"), "says nothing without final_output: true; add that or take this out"
+        )
     if engine_of(entry) == "vllm" and fact["execution_type"] != "llm_ar":
         problems.add(entry.at("execution_type"), "must be llm_ar with engine vllm; use vllm_omni for other stages")
 
@@ -262,4 +265,6 @@ def _check_connectors(section: Any, pattern: str, shown: str, aliases: list[str]
         if isinstance(alias, Map):
             schema.check_keys(alias, schema.CONNECTOR, problems)
         elif alias not in aliases:
-            problems.add(section.at(key), f"names no connector of this file: {schema.shown(alias)}; {nearest(alias, aliases)}")
+            problems.add(
+                section.at(key), f"names no connector of this file: {checks.shown(alias)}; {nearest(alias, aliases)}"
+            )

@@ -1,4 +1,4 @@
-"""Which pipeline a model is and what its stages are: vLLM-Omni's registry as shipped in stage_configs/topologies.yaml."""
+"""Which pipeline a model is and what its stages are: vLLM-Omni's registry, shipped as stage_configs/topologies.yaml."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Topology:
     key: str | None
     stages: tuple[Mapping[str, Any], ...]
     size_multiple: int = 1
+    #: Its stages hand over chunks and nothing else, which needs all of them in one process.
+    chunks_only: bool = False
     #: How it was found, for the notes; empty when the file names it.
     found_by: str = ""
 
@@ -50,7 +52,8 @@ def keys() -> list[str]:
 def named(key: str, found_by: str = "") -> Topology:
     """The topology behind a registry key."""
     entry = table()["pipelines"][key]
-    return Topology(key, tuple(entry["stages"]), entry.get("size_multiple", 1), found_by)
+    multiple, chunks_only = entry.get("size_multiple", 1), entry.get("chunks_only", False)
+    return Topology(key, tuple(entry["stages"]), multiple, chunks_only, found_by)
 
 
 def _generic(class_name: object, found_by: str) -> Topology | None:
@@ -59,7 +62,8 @@ def _generic(class_name: object, found_by: str) -> Topology | None:
     if output_type is None:
         return None
     stage = {"stage_id": 0, "name": "diffusion", "execution_type": "diffusion", "input_sources": []}
-    return Topology(None, ({**stage, "final_output": True, "final_output_type": output_type},), 1, found_by)
+    row = {**stage, "final_output": True, "final_output_type": output_type}
+    return Topology(None, (row,), found_by=found_by)
 
 
 def _squeezed(text: str) -> str:

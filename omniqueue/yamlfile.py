@@ -25,7 +25,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True)
 class Mark:
-    """Where something stands: file, line (from 1; 0 when unknown) and path within the file, such as stages[1].devices."""
+    """Where something stands: file, line (from 1; 0 if unknown), and path in the file, such as stages[1].devices."""
 
     file: str
     line: int = 0
@@ -73,14 +73,14 @@ def plain(value: Any) -> Any:
     return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
-def nearest(word: object, names: Iterable[str]) -> str:
-    """A sentence that offers the nearest right name, or all of them when they are few."""
+def nearest(word: object, names: Iterable[str], where: str = "stage_configs/README.md") -> str:
+    """A clause that offers the nearest right name, or all of them when they are few, or says where they are listed."""
     options = sorted(set(names))
     by_lower = {name.lower(): name for name in options}
     close = difflib.get_close_matches(str(word).lower(), list(by_lower), n=1, cutoff=0.6)
     if close:
         return f"did you mean {by_lower[close[0]]}?"
-    return f"known are {', '.join(options)}" if 0 < len(options) <= 12 else "stage_configs/README.md lists the names"
+    return f"known are {', '.join(options)}" if 0 < len(options) <= 12 else f"{where} lists the names"
 
 
 class Problems:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import inspect
 import os
 import re
 import sys
@@ -91,7 +92,7 @@ def kinds(annotation: Any) -> set[str]:
 def _annotations(cls: type) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        merged.update(base.__dict__.get("__annotations__", {}))
+        merged.update(inspect.get_annotations(base))
     return merged
 
 
@@ -114,9 +115,7 @@ def _stage_keys() -> dict[str, dict[str, str]]:
     by_type = {kind.value: names for kind, names in omni._STAGE_ENGINE_FIELDS_BY_EXECUTION_TYPE.items()}
     owners = {"llm": by_type["llm_ar"], "diffusion": by_type["diffusion"]}
     wrapper = deploy._STAGE_RESERVED_KEYS
-    keys = {
-        owner: {name: _spec(name, sources) for name in sorted(names - wrapper)} for owner, names in owners.items()
-    }
+    keys = {owner: {name: _spec(name, sources) for name in sorted(names - wrapper)} for owner, names in owners.items()}
     known = owners["llm"] | owners["diffusion"] | wrapper
     unowned = {field.name: _spec(field.name, sources) for field in dataclasses.fields(deploy.StageDeployConfig)}
     keys["any"] = {name: spec for name, spec in {**unowned, **_UNOWNED}.items() if name not in known}
@@ -154,7 +153,7 @@ def _stage(stage: Any) -> _Flow:
 
 
 def topology(pipeline: Any) -> tuple[dict[str, Any], ...]:
-    """A vLLM-Omni PipelineConfig's stages in the shape of :attr:`omniqueue.pipeline.Pipeline.topology`, less engines."""
+    """A vLLM-Omni PipelineConfig's stages as :attr:`omniqueue.pipeline.Pipeline.topology` has them, less engines."""
     return tuple(dict(_stage(stage)) for stage in pipeline.stages)
 
 
@@ -169,12 +168,26 @@ def _default(key: str, resolver: Any) -> Any:
     return found
 
 
+def _chunks_only(pipeline: Any) -> bool:
+    """Whether some stage hands its output over in chunks and in no other way, so that all need one process."""
+    stages = {stage.stage_id: stage for stage in pipeline.stages}
+    edges = [(stages[source], stage) for stage in pipeline.stages for source in stage.input_sources]
+    return any(
+        producer.async_chunk_process_next_stage_input_func
+        and not producer.custom_process_next_stage_input_func
+        and not consumer.custom_process_input_func
+        and not consumer.sync_process_input_func
+        for producer, consumer in edges
+    )
+
+
 def _pipeline(key: str, pipeline: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"deploy": pipeline.default_deploy_config_name}
     facts["diffusers"] = [name for name in (pipeline.diffusers_class_name, *pipeline.diffusers_class_aliases) if name]
     facts["architectures"] = list(pipeline.hf_architectures)
     # A predicate is code that looks at the checkpoint; the router cannot run it, so such a model has to be named.
     facts["by_predicate"] = pipeline.hf_config_predicate is not None
+    facts["chunks_only"] = _chunks_only(pipeline)
     facts["size_multiple"] = SIZE_MULTIPLES.get(key)
     facts["stages"] = [_stage(stage) for stage in pipeline.stages]
     return {name: value for name, value in facts.items() if value}

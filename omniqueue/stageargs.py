@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from omniqueue import schema
+from omniqueue import checks, schema
 from omniqueue.yamlfile import Map, Problems
 
-_text, _bool, _map, _list = (schema.one_of_kinds(kind) for kind in (str, bool, dict, list))
+_text, _bool, _map, _list = (checks.one_of_kinds(kind) for kind in (str, bool, dict, list))
 
-_RUNTIME: dict[str, schema.Check] = {
+_RUNTIME: dict[str, checks.Check] = {
     **schema.RUNTIME,
     "process": _bool,
-    "max_batch_size": schema.number(int, 1, 1_000_000),
+    "max_batch_size": checks.number(int, 1, 1_000_000),
     "requires_multimodal_data": _bool,
 }
 
-_STAGE: dict[str, schema.Check] = {
-    "stage_id": schema.number(int, 0, 1000),
-    "stage_type": schema.choice("llm", "diffusion"),
+_STAGE: dict[str, checks.Check] = {
+    "stage_id": checks.number(int, 0, 1000),
+    "stage_type": checks.choice("llm", "diffusion"),
     "runtime": _map,
     "engine_args": _map,
-    "engine_input_source": schema.stage_ids,
+    "engine_input_source": checks.stage_ids,
     "custom_process_input_func": _text,
     "is_comprehension": _bool,
     "final_output": _bool,
-    "final_output_type": schema.choice(*schema.OUTPUT_TYPES),
+    "final_output_type": checks.choice(*checks.OUTPUT_TYPES),
     "default_sampling_params": _map,
     "input_connectors": _map,
     "output_connectors": _map,
 }
 
-_GLOBAL: dict[str, schema.Check] = {"enabled": _bool, "defaults": _map, "connectors": _map, "edges": _list}
+_GLOBAL: dict[str, checks.Check] = {"enabled": _bool, "defaults": _map, "connectors": _map, "edges": _list}
 
 #: What vLLM-Omni 0.30 takes from its pipeline registry and no longer from a file.
 _IN_REGISTRY = (
@@ -47,7 +47,9 @@ _IN_REGISTRY = (
 def _engine_args(old: Map, new: Map, notes: list[str]) -> None:
     """Copy engine arguments; what the registry decides today is left out, and said."""
     args = old.get("engine_args")
-    for key, value in args.items() if isinstance(args, Map) else ():
+    if not isinstance(args, Map):
+        return
+    for key, value in args.items():
         if key not in _IN_REGISTRY:
             new.put(key, value, args.at(key))
         elif key not in ("model_stage", "worker_type"):
