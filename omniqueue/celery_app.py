@@ -11,7 +11,9 @@ from omniqueue import settings
 
 _settings = settings.load()
 
-app = celery.Celery("omniqueue", broker=_settings.broker_url or _settings.redis_url, include=["omniqueue.tasks"])
+app = celery.Celery("omniqueue", broker=_settings.celery_broker(), include=["omniqueue.tasks"])
+# In every thread: Celery keeps the current app per thread, and the router and the reaper publish from many.
+app.set_default()
 
 app.conf.update(
     # JSON only: a pickle from the broker would run code.

@@ -57,4 +57,4 @@ def jobs_of(messages: Iterable[str]) -> list[str]:
 
 def broker_is_redis() -> bool:
     """True when the broker's queues are Redis lists, which the reaper can look into."""
-    return str(app.conf.broker_url).startswith(("redis://", "rediss://", "unix://"))
+    return str(app.conf.broker_url).startswith(("redis://", "rediss://", "redis+socket://"))

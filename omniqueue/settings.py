@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from omniqueue import errors
 
@@ -45,6 +45,15 @@ class Settings:
     redis_timeout_s: float = 1.5
     #: Threads of one router process: clients that can wait at once.
     router_threads: int = 256
+
+    def celery_broker(self) -> str:
+        """The broker's URL in kombu's spelling: ``unix://PATH?db=N`` is ``redis+socket://PATH?virtual_host=N`` there."""
+        if self.broker_url or not self.redis_url.startswith("unix://"):
+            return self.broker_url or self.redis_url
+        parts = urlsplit(self.redis_url)
+        database = parse_qs(parts.query).get("db", ["0"])[0]
+        login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
+        return f"redis+socket://{login}{parts.path}?virtual_host={database}"
 
     def payload_namespace(self) -> str:
         """Short name that keeps two deployments on one host apart; the same after a restart, no secret in it."""
