@@ -1,0 +1,1 @@
+"""Hardware that vLLM-Omni does not know by itself."""

@@ -1,0 +1,114 @@
+"""What a stage is given: the request as a prompt, or what the stage's input processor makes of earlier outputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from omniqueue import errors
+from omniqueue.engines import tensors
+from omniqueue.engines.base import StageOutput, StageRequest
+
+#: Names of tensors that hold an earlier stage's multimodal output begin with this.
+MULTIMODAL = "multimodal" + tensors.SEPARATOR
+#: Kinds of job whose model is told the kind of output; text and speech models take none.
+_MODALITIES = {"image": ["image"], "video": ["video"]}
+
+
+def from_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompt of the pipeline's first stage, which later stages' processors read as well.
+
+    The size is in it twice, as vLLM-Omni's own server has it: models that plan a picture read
+    ``mm_processor_kwargs.target_h`` and ``target_w``, older processors ``height`` and ``width`` (all in pixels).
+    Without it GLM-Image silently plans 1024 x 1024.
+    """
+    prompt: dict[str, Any] = {"prompt": job.get("prompt", "")}
+    if job.get("negative_prompt") is not None:
+        prompt["negative_prompt"] = job["negative_prompt"]
+    if (modalities := job.get("modalities") or _MODALITIES.get(str(job.get("kind")))) is not None:
+        prompt["modalities"] = list(modalities)
+    if job.get("height") is not None and job.get("width") is not None:
+        height, width = int(job["height"]), int(job["width"])
+        prompt |= {"height": height, "width": width, "mm_processor_kwargs": {"target_h": height, "target_w": width}}
+    return prompt
+
+
+def from_sources(
+    request: StageRequest,
+    input_sources: Sequence[int],
+    processor: Callable[..., Any] | None,
+    *,
+    diffusion: bool,
+    requires_multimodal_data: bool,
+    context: Mapping[str, Any],
+) -> Any:
+    """The prompt of a later stage. ``context`` are values for parameters that some processors ask for by name.
+
+    Without a processor a diffusion stage gets the first stage's prompt and a language model the tokens of its source.
+    Raises EngineError that names the edge when the earlier output is missing or yields nothing.
+    """
+    edge = f"stage {', '.join(map(str, input_sources))} -> this stage"
+    missing = [stage_id for stage_id in input_sources if stage_id not in request.sources]
+    if missing:
+        raise errors.EngineError(f"The output of stage {missing[0]} is not there ({edge}).")
+    sources = [restore(request.request_id, request.sources[stage_id]) for stage_id in input_sources]
+    original = from_job(request.job)
+    if processor is None:
+        made = original if diffusion else [{"prompt_token_ids": list(sources[0].outputs[0].token_ids)}]
+    else:
+        made = _call(processor, sources, original, requires_multimodal_data, context, edge)
+    if isinstance(made, list) and len(made) == 1:
+        made = made[0]
+    if not made or isinstance(made, list):
+        what = f"{len(made)} inputs instead of one" if made else "no input"
+        raise errors.EngineError(f"{edge}: the stage's processor made {what} of the earlier output.")
+    return made
+
+
+def _call(
+    processor: Callable[..., Any],
+    sources: list[Any],
+    prompt: Mapping[str, Any],
+    requires_multimodal_data: bool,
+    context: Mapping[str, Any],
+    edge: str,
+) -> Any:
+    """By position, as vLLM-Omni itself does: the first three parameters have other names in every module."""
+    known = inspect.signature(processor).parameters
+    arguments: list[Any] = [sources, prompt, requires_multimodal_data]
+    if "streaming_context" in known or "_streaming_context" in known:
+        arguments.append(None)
+    named = {name: value for name, value in context.items() if name in known}
+    try:
+        return processor(*arguments, **named)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError) as exc:
+        raise errors.EngineError(f"{edge}: the stage's processor failed: {exc}") from exc
+
+
+def restore(request_id: str, source: StageOutput) -> SimpleNamespace:
+    """An earlier stage's output in the shape that processors read: ``outputs[0]`` with tokens, text and tensors."""
+    data = source.data
+    named = {
+        name.removeprefix(MULTIMODAL): tensor for name, tensor in source.tensors.items() if name.startswith(MULTIMODAL)
+    }
+    multimodal = tensors.join(named, data.get("multimodal_output") or {}) or None
+    ids = list(data.get("token_ids") or [])
+    completion = SimpleNamespace(
+        index=0,
+        token_ids=ids,
+        cumulative_token_ids=list(data.get("cumulative_token_ids") or ids),
+        text=data.get("text") or "",
+        cumulative_text=data.get("cumulative_text") or data.get("text") or "",
+        finish_reason=data.get("finish_reason"),
+        multimodal_output=multimodal,
+    )
+    return SimpleNamespace(
+        request_id=request_id,
+        finished=True,
+        prompt=data.get("prompt"),
+        prompt_token_ids=data.get("prompt_token_ids"),
+        outputs=[completion],
+        multimodal_output=multimodal,
+    )
