@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +263,18 @@ def _cells(stage: Stage, top: Mapping[str, Any]) -> tuple[str, ...]:
         str(stage.max_num_seqs),
         devices,
     )
+
+
+def check_engines(pipeline: Pipeline) -> None:
+    """Import every engine written as package.module:Class. Raises ConfigError; ``load`` does not look."""
+    for stage in pipeline.stages:
+        module, colon, name = stage.engine.partition(":")
+        if not colon:
+            continue
+        where = f"{pipeline.path}: stages[{stage.stage_id}].engine: {stage.engine}"
+        try:
+            attrgetter(name)(import_module(module))
+        except ImportError as error:
+            raise errors.ConfigError(f"{where} cannot be imported: {error}") from error
+        except AttributeError:
+            raise errors.ConfigError(f"{where}: {module} has no {name}") from None

@@ -54,7 +54,7 @@ def ordered(entries: list[Map], known: Topology | None, top: Map, problems: Prob
             if stage_id >= len(known.stages):
                 names = ", ".join(f"{s['stage_id']} ({s['name']})" for s in known.stages)
                 problems.add(entry.at("stage_id"), f"is {stage_id}; {known.key or 'this pipeline'} has stages {names}")
-        return [by_id.get(stage_id, Map(top.at("stages"))) for stage_id in range(len(known.stages))]
+        return [by_id.get(i) or Map(top.at("stages").child(i)) for i in range(len(known.stages))]
     missing = sorted(set(range(len(by_id))) - by_id.keys())
     if missing:
         problems.add(
