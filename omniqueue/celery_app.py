@@ -52,6 +52,16 @@ app.conf.update(
 )
 
 
+def publish_only(config: settings.Settings) -> None:
+    """In a process that never consumes: publishing fails as fast as the records do, should the broker hang."""
+    app.conf.broker_url = config.celery_broker()
+    app.conf.broker_transport_options = {
+        **app.conf.broker_transport_options,
+        "socket_timeout": config.redis_timeout_s,
+        "socket_connect_timeout": config.redis_timeout_s,
+    }
+
+
 @signals.celeryd_init.connect
 def _configure_worker(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
     """Turn ``celery worker -Q stage0`` into a stage's worker: its engine, its concurrency."""

@@ -70,7 +70,9 @@ def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         max_connections=4096,
-        retry=Retry(NoBackoff(), 1),
+        # Once, for a pooled connection that a restart of Redis has closed; a time-out is not retried, or a Redis that
+        # hangs would take twice ``timeout_s``.
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         health_check_interval=30,
         **options,
     )
@@ -146,8 +148,12 @@ class Store:
         priority: int = 0,
         input_reference: payloads.Reference | None = None,
         idempotency_key: str = "",
+        request_digest: str | None = None,
     ) -> Submission:
         """Write the record of a new job, before anything is enqueued.
+
+        ``request_digest`` tells a retry under the same key from another request; give one when ``request`` holds what
+        was drawn at random, such as a seed.
 
         Raises QueueFull, Conflict (the idempotency key was used for another request), BrokerUnavailable.
         """
@@ -156,7 +162,7 @@ class Store:
             "pipeline": pipe.name,
             "fingerprint": pipe.fingerprint,
             "request": json.dumps(request, separators=(",", ":")),
-            "digest": digest(request),
+            "digest": request_digest or digest(request),
             "stages": str(len(pipe.stages)),
             "queues": json.dumps([stage.queue for stage in pipe.stages]),
             "names": json.dumps([stage.name for stage in pipe.stages]),
