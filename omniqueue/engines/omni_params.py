@@ -27,6 +27,7 @@ def resolve(defaults: Any, overrides: Mapping[str, Any], constraints: Mapping[st
     ``constraints`` are the pipeline's own and win; its ``stop_token_ids`` are added to those there are. Raises
     EngineRejected for a name that the class does not have, or a value it does not take.
     """
+    from vllm.exceptions import VLLMClientError
     from vllm_omni.config.stage_config import merge_sampling_constraints
 
     kind = type(defaults)
@@ -34,7 +35,7 @@ def resolve(defaults: Any, overrides: Mapping[str, Any], constraints: Mapping[st
     values = merge_sampling_constraints({**_values(defaults), **checked}, constraints)
     try:
         params = kind(**values)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, VLLMClientError) as exc:
         raise errors.EngineRejected(f"The stage does not take these parameters: {exc}") from exc
     return _for_one_answer(params)
 

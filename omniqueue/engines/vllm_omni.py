@@ -175,10 +175,11 @@ class VllmOmniEngine:
 
     async def _translated(self, exc: Exception) -> errors.EngineError:
         """What the host is told: the request's fault, the engine's end, or this request's failure."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if isinstance(exc, ValueError):  # vLLM-Omni's OmniClientError is one
-            return errors.EngineRejected(str(exc))
+        if isinstance(exc, ValueError | VLLMClientError):  # vLLM-Omni's OmniClientError is a ValueError
+            return errors.EngineRejected(str(exc), param=getattr(exc, "parameter", None))
         try:
             await self.check_health()
         except errors.EngineDead as dead:
@@ -212,10 +213,10 @@ class VllmOmniEngine:
 
     async def check_health(self) -> None:
         """Raise EngineDead when the engine or one of its processes is gone."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         if self._omni is None:
             raise errors.EngineDead("The engine is not running.")
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         try:
             await self._omni.check_health()
         except EngineDeadError as exc:

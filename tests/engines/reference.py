@@ -1,0 +1,71 @@
+"""The tiny checkpoint, and what vLLM-Omni in one go makes of every case; for tests of engines and of workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import yaml
+
+from omniqueue import configfile
+from omniqueue.pipeline import Pipeline
+
+CONFIG = "glm_image_tiny.yaml"
+#: Bit equality needs equal thread counts: sums are not associative.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+_WRITE = "import sys, pathlib; from omniqueue.engines import tiny_glm_image as t; t.write(pathlib.Path(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class NativeReference:
+    """By case name: the first stage's prompt and tokens, and the picture's pixels (height, width, 3)."""
+
+    tokens: dict[str, dict[str, list[int]]]
+    pixels: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes whose results are compared."""
+    return {**os.environ, **ENVIRONMENT}
+
+
+def write_checkpoint(directory: Path) -> Path:
+    """Write the tiny checkpoint in a process of its own, so that this one stays without torch."""
+    subprocess.run([sys.executable, "-c", _WRITE, str(directory)], check=True, env=environment(), timeout=300)
+    return directory
+
+
+def pipeline(checkpoint: Path) -> Pipeline:
+    """The tiny stage config with the checkpoint as its model."""
+    return configfile.load(CONFIG, model=str(checkpoint))
+
+
+def run_native(checkpoint: Path, out: Path) -> NativeReference:
+    """Run ``native.py``; takes one to two minutes on two cores."""
+    pipe = pipeline(checkpoint)
+    deploy = out / "deploy.yaml"
+    deploy.write_text(yaml.safe_dump({**pipe.deploy, "stages": [dict(stage.deploy) for stage in pipe.stages]}))
+    # What a user would set for any vLLM on a small machine; nothing of omniqueue's own.
+    env = {**environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    script = Path(__file__).with_name("native.py")
+    with open(out / "native.log", "wb") as log:
+        done = subprocess.run(
+            [sys.executable, str(script), str(checkpoint), str(deploy), str(out)],
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=500,
+            cwd=out,
+            check=False,
+        )
+    assert done.returncode == 0, (out / "native.log").read_text()[-4000:]
+    stored = json.loads((out / "tokens.json").read_text())
+    with numpy.load(out / "pixels.npz") as pixels:
+        return NativeReference(stored["tokens"], dict(pixels), stored["facts"])
