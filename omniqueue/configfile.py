@@ -31,7 +31,7 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
     file, line, path within the file, what is wrong and what would be right.
     """
     notes: list[str] = []
-    data, files = deployfile.load(deployfile.locate(Path(path)), notes)
+    data, files = deployfile.load(deployfile.find(path), notes)
     platform = deployfile.platform()
     problems = Problems()
     data.put("stages", deployfile.resolve_stages(data, platform, problems), data.at("stages"))

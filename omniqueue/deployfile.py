@@ -30,6 +30,15 @@ def locate(path: Path, folder: Path | None = None) -> Path:
     return shipped if bare and not here.exists() and shipped.is_file() else here
 
 
+def find(path: str | Path) -> Path:
+    """The file that a user means; a ConfigError that offers the nearest shipped one if there is none."""
+    file = locate(Path(path))
+    if not file.exists():
+        names = (each.name for each in topology.shipped().glob("*.yaml"))
+        raise fail(Mark(str(path)), f"there is no such file; {nearest(file.name, names)}")
+    return file
+
+
 def _overlay(base: Map, top: Map) -> Map:
     result = base.copy()
     for key, value in top.items():

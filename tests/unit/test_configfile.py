@@ -42,6 +42,13 @@ def test_a_file_beside_us_wins_over_the_shipped_one(tmp_path: Path, monkeypatch:
     assert configfile.load("fake_image.yaml").name == "mine"
 
 
+def test_a_file_that_is_not_there_is_told_with_the_nearest_shipped_one() -> None:
+    with pytest.raises(
+        errors.ConfigError, match=r"^fake_imag\.yaml: there is no such file; did you mean fake_image\.yaml\?"
+    ):
+        configfile.load("fake_imag.yaml")
+
+
 def test_the_real_glm_image_is_two_stages_on_two_gpus() -> None:
     pipeline = configfile.load("glm_image.yaml")
     assert (pipeline.name, pipeline.model) == ("glm_image", "zai-org/GLM-Image")
