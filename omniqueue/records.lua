@@ -46,6 +46,7 @@ local function finalize(id, state, error, result)
   local pipeline = get(id, 'pipeline')
   local stage = num(get(id, 'stage'))
   redis.call('HSET', key, 'state', state, 'finished', stamp(now))
+  if get(id, stage .. ':state') ~= 'done' then redis.call('HSET', key, stage .. ':state', state, stage .. ':ended', stamp(now)) end
   if error then redis.call('HSET', key, 'error', error) end
   if result then redis.call('HSET', key, 'result', result) end
   redis.call('ZREM', P .. ':live:' .. pipeline, id)

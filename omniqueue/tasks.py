@@ -27,7 +27,7 @@ def run_stage(job_id: str, stage_id: int) -> None:
 
 
 def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
-    """Claim, run, record. True when the next stage is owed its message."""
+    """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage)."""
     claim = host.claim(job_id, stage_id)
     if isinstance(claim, str):
         log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
@@ -38,7 +38,7 @@ def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
     except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
         outcome = _failed(host, claim, exc)
     log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
-    return outcome == "next"
+    return outcome in ("next", "succeeded")
 
 
 def _failed(host: StageHost, claim: Claim, exc: Exception) -> str:

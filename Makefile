@@ -1,0 +1,35 @@
+# Two commands set up everything: `make demo` and `make test`. The environment is .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint up bench clean
+
+demo: $(STAMP)        ## a prompt becomes a picture in out/
+	$(BIN)/omniqueue demo
+
+test: lint            ## every test, real engines included
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)        ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+up: $(STAMP)          ## everything for one machine, until Ctrl-C
+	$(BIN)/omniqueue up
+
+bench: $(STAMP)       ## the AR stage: eight at once, eight in a row, the engine alone
+	$(BIN)/python -m bench.ar_batching
+
+# vllm-omni comes without its dependencies: its own list has wheels for CUDA only; setup.cfg names the rest.
+$(STAMP): setup.cfg setup.py
+	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[cpu,dev]'
+	$(BIN)/pip install --quiet --no-deps vllm-omni==0.30.0
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) out
