@@ -56,7 +56,7 @@ def load(config: settings.Settings) -> Catalog:
     """The catalog that OMNIQUEUE_STAGE_CONFIGS_PATH names. Raises ConfigError."""
     if not config.stage_configs_path:
         raise errors.ConfigError(
-            "OMNIQUEUE_STAGE_CONFIGS_PATH is not set; point it at a stage config, such as stage_configs/glm_image.yaml.",
+            "OMNIQUEUE_STAGE_CONFIGS_PATH is not set; give it a stage config, such as glm_image.yaml.",
             param="OMNIQUEUE_STAGE_CONFIGS_PATH",
         )
     paths = [path for path in config.stage_configs_path.split(os.pathsep) if path]
@@ -64,9 +64,11 @@ def load(config: settings.Settings) -> Catalog:
     if len(pipelines) > 1:
         pipelines = [_prefixed(pipe) for pipe in pipelines]
     for attribute in ("pipeline", "model"):
-        names = [p.name for p in pipelines] if attribute == "pipeline" else [
-            name for p in pipelines for name in p.served_model_names
-        ]
+        names = (
+            [p.name for p in pipelines]
+            if attribute == "pipeline"
+            else [name for p in pipelines for name in p.served_model_names]
+        )
         double = sorted({name for name in names if names.count(name) > 1})
         if double:
             raise errors.ConfigError(f"Two stage configs have the same {attribute} name: {', '.join(double)}.")

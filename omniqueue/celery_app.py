@@ -27,8 +27,8 @@ app.conf.update(
     task_acks_late=True,
     worker_prefetch_multiplier=1,
     broker_transport_options={
-        # The job record re-enqueues what is lost, in seconds. Kombu's own bookkeeping of un-acked messages costs 17 % of
-        # a hop, runs long tasks twice, and its restore path kills the worker when Redis restarts.
+        # The job record re-enqueues what is lost, in seconds. Kombu's own bookkeeping of un-acked messages costs 17 %
+        # of a hop, runs long tasks twice, and its restore path kills the worker when Redis restarts.
         "ack_emulation": False,
         # redis-py's default is 5 s, which would cut the blocking read of an idle queue.
         "socket_timeout": 30,
@@ -62,7 +62,7 @@ def publish_only(config: settings.Settings) -> None:
     }
 
 
-@signals.celeryd_init.connect
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _configure_worker(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
     """Turn ``celery worker -Q stage0`` into a stage's worker: its engine, its concurrency."""
     from workers import stage_worker

@@ -54,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="checkpoint folder or hub id (default: the config's)")
     parser.add_argument(
-        "--served-model-name", metavar="NAMES", help="what clients give as model, comma-separated (default: the config's)"
+        "--served-model-name",
+        metavar="NAMES",
+        help="what clients give as model, comma-separated (default: the config's)",
     )
 
 
@@ -65,13 +67,22 @@ def _add_bind(parser: argparse.ArgumentParser) -> None:
 
 def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = commands.add_parser("up", help="run everything for one machine: queue, a worker per stage, router")
-    up.add_argument("config", nargs="?", default=DEFAULT_CONFIG, help="stage config, a path or a shipped name (%(default)s)")
+    up.add_argument(
+        "config", nargs="?", default=DEFAULT_CONFIG, help="stage config, a path or a shipped name (%(default)s)"
+    )
     _add_model(up)
     _add_bind(up)
     up.add_argument(
-        "--replicas", metavar="STAGE=N", type=_replicas, action="append", default=[], help="workers of a stage (default: 1)"
+        "--replicas",
+        metavar="STAGE=N",
+        type=_replicas,
+        action="append",
+        default=[],
+        help="workers of a stage (default: 1)",
     )
-    up.add_argument("--run-dir", type=Path, help="folder of sockets and logs (default: one per port in the temporary folder)")
+    up.add_argument(
+        "--run-dir", type=Path, help="folder of sockets and logs (default: one per port in the temporary folder)"
+    )
     up.add_argument("--redis-url", help="use this Redis instead of an embedded Valkey")
     up.set_defaults(run=_up)
 
@@ -141,7 +152,7 @@ def _part(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             command = up.worker_command(pipe.stage(options.stage_id).queue)
         except KeyError as exc:
             parser.error(str(exc.args[0]))
-    os.execv(command[0], command)
+    return os.execv(command[0], command)
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def die_with_parent() -> None:
 
 
 class EmbeddedValkey:
-    """A valkey-server whose data live in ``folder`` (mode 0700), with append-only persistence so that it may restart."""
+    """A valkey-server whose data live in ``folder`` (mode 0700), append-only, so that it may restart."""
 
     def __init__(self, folder: Path, append_only: bool = True) -> None:
         self.folder = folder
@@ -32,7 +32,9 @@ class EmbeddedValkey:
         self.socket = folder / "valkey.sock"
         self.process: subprocess.Popen[bytes] | None = None
         if len(os.fsencode(self.socket)) > 100:
-            raise errors.ConfigError(f"{self.socket} is too long for a unix socket (about 100 bytes); use another folder.")
+            raise errors.ConfigError(
+                f"{self.socket} is too long for a unix socket (about 100 bytes); use another folder."
+            )
 
     @property
     def url(self) -> str:
@@ -57,7 +59,11 @@ class EmbeddedValkey:
         }
         command = [str(get_binary_path()), *[part for key, value in arguments.items() for part in (f"--{key}", value)]]
         self.process = subprocess.Popen(
-            command, preexec_fn=die_with_parent, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+            command,
+            preexec_fn=die_with_parent,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
         )
         self._wait(timeout_s, log)
 

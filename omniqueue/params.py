@@ -30,7 +30,7 @@ def parse_size(text: str, rule: SizeRule, param: str = "size") -> tuple[int, int
     match = _SIZE.fullmatch(text)
     if not match:
         raise errors.InvalidRequest(
-            f"{param} must be WIDTHxHEIGHT in pixels, such as {rule.default[0]}x{rule.default[1]}; it is {text[:40]!r}.",
+            f"{param} must be WIDTHxHEIGHT in pixels, such as {rule.default[0]}x{rule.default[1]}, not {text[:40]!r}.",
             param=param,
         )
     width, height = int(match[1]), int(match[2])
@@ -51,7 +51,8 @@ def check_size(width: int, height: int, rule: SizeRule, param: str = "size") -> 
         )
     if width * height > rule.max_area:
         raise errors.InvalidRequest(
-            f"{param} {width}x{height} has {width * height:,} pixels; at most {rule.max_area:,} are served.", param=param
+            f"{param} {width}x{height} has {width * height:,} pixels; at most {rule.max_area:,} are served.",
+            param=param,
         )
 
 

@@ -43,11 +43,13 @@ class Settings:
     drain_grace_s: float = 60.0
     #: How long Redis may take to answer a request's first question, in seconds.
     redis_timeout_s: float = 1.5
+    #: Which of a stage's replicas this worker is, when the config names several (num_replicas): picks its devices.
+    replica: int = 0
     #: Threads of one router process: clients that can wait at once.
     router_threads: int = 256
 
     def celery_broker(self) -> str:
-        """The broker's URL in kombu's spelling: ``unix://PATH?db=N`` is ``redis+socket://PATH?virtual_host=N`` there."""
+        """The broker's URL as kombu spells it: ``unix://PATH?db=N`` is ``redis+socket://PATH?virtual_host=N``."""
         if self.broker_url or not self.redis_url.startswith("unix://"):
             return self.broker_url or self.redis_url
         parts = urlsplit(self.redis_url)
@@ -79,6 +81,13 @@ def _count(value: str) -> int:
     number = int(value)
     if not 0 < number < 100_000:
         raise ValueError("it must be a whole number above 0")
+    return number
+
+
+def _index(value: str) -> int:
+    number = int(value)
+    if not 0 <= number < 1024:
+        raise ValueError("it must be a whole number from 0")
     return number
 
 
@@ -121,5 +130,6 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         media_http_url=get("MEDIA_HTTP_URL", _text, base.media_http_url),
         drain_grace_s=get("DRAIN_GRACE_S", _seconds, base.drain_grace_s),
         redis_timeout_s=get("REDIS_TIMEOUT_S", _seconds, base.redis_timeout_s),
+        replica=get("REPLICA", _index, base.replica),
         router_threads=get("ROUTER_THREADS", _count, base.router_threads),
     )

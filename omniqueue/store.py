@@ -17,7 +17,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from omniqueue import errors, job, payloads, pipeline, settings
+from omniqueue import errors, payloads, pipeline, settings
+from omniqueue.job import Job, JobState
 
 #: A worker's heartbeat in Redis outlives this many missed beats.
 HEARTBEAT_TTL_S = 5.0
@@ -64,7 +65,7 @@ class Owed:
 
 def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
     """A client that answers or fails within ``timeout_s``; redis-py's own defaults are 5 s and 100 connections."""
-    client = redis.Redis.from_url(
+    return redis.Redis.from_url(
         url,
         decode_responses=True,
         socket_timeout=timeout_s,
@@ -76,7 +77,6 @@ def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
         health_check_interval=30,
         **options,
     )
-    return client
 
 
 @contextlib.contextmanager
@@ -195,9 +195,7 @@ class Store:
             request=json.loads(request),
             remaining_s=float(remaining),
             input_reference=payloads.Reference.from_json(json.loads(given)) if given else None,
-            references={
-                k: payloads.Reference.from_json(json.loads(text)) for k, text in enumerate(references) if text
-            },
+            references={k: payloads.Reference.from_json(json.loads(text)) for k, text in enumerate(references) if text},
         )
 
     def renew(self, held: Iterable[tuple[Claim, tuple[int, int]]], lease_s: float) -> set[tuple[str, int, int]]:
@@ -277,13 +275,13 @@ class Store:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def job(self, job_id: str) -> job.Job | None:
+    def job(self, job_id: str) -> Job | None:
         """The record, or None."""
         with _reachable():
             fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
-        return job.Job.from_hash(job_id, fields) if fields.get("state") else None
+        return Job.from_hash(job_id, fields) if fields.get("state") else None
 
-    def jobs(self, pipeline_name: str, limit: int, before: float | None = None) -> list[job.Job]:
+    def jobs(self, pipeline_name: str, limit: int, before: float | None = None) -> list[Job]:
         """The newest jobs first; ``before`` is a creation time, exclusive, to page on."""
         top = "+inf" if before is None else f"({before:.6f}"
         with _reachable():
@@ -295,7 +293,7 @@ class Store:
             for job_id in ids:
                 pipe.hgetall(self._key("job", job_id))
             hashes = cast("list[dict[str, str]]", pipe.execute() if ids else [])
-        return [job.Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
+        return [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
 
     def running(self, job_ids: Iterable[str]) -> set[str]:
         """Those of ``job_ids`` that are not terminal."""
@@ -305,7 +303,7 @@ class Store:
             for job_id in ids:
                 pipe.hget(self._key("job", job_id), "state")
             states = pipe.execute()
-        return {i for i, state in zip(ids, states, strict=True) if state and not job.JobState(state).terminal}
+        return {i for i, state in zip(ids, states, strict=True) if state and not JobState(state).terminal}
 
     def position(self, queue: str, job_id: str) -> int | None:
         """How many jobs wait in ``queue`` before this one; None when it does not wait there."""
@@ -316,15 +314,15 @@ class Store:
         """How many jobs wait in ``queue``, and for how long the oldest has, in seconds."""
         key = self._key("wait", queue)
         with _reachable():
-            count = cast("int", self.client.zcard(key))
+            count = self.client.zcard(key)
             oldest = cast("list[tuple[str, float]]", self.client.zrange(key, 0, 0, withscores=True))
-            seconds, micros = cast("tuple[int, int]", self.client.time())
+            seconds, micros = self.client.time()
         return count, max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
 
     def live(self, pipeline_name: str) -> int:
         """Jobs accepted and not finished."""
         with _reachable():
-            return cast("int", self.client.zcard(self._key("live", pipeline_name)))
+            return self.client.zcard(self._key("live", pipeline_name))
 
     def counts(self, pipeline_name: str) -> dict[str, int]:
         """Jobs accepted and ended so far, by state."""

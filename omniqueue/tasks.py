@@ -53,4 +53,3 @@ def _unexpected(exc: Exception) -> errors.EngineError:
     log.exception("action=engine_raised")
     text = f"{type(exc).__name__}: {exc}"
     return errors.EngineError(text[:2000])
-

@@ -54,16 +54,17 @@ class Child:
     name: str
     command: list[str]
     log: Path
+    environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
     retry_at: float = 0.0
 
-    def start(self, environment: dict[str, str]) -> None:
+    def start(self) -> None:
         """Start, with its output appended to its log."""
         with open(self.log, "ab") as output:
             self.process = subprocess.Popen(
                 self.command,
-                env=environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -115,8 +116,9 @@ class Machine:
         for name in self.payloads.sweep(lambda ids: set(), min_age_s=0.0):
             self.say(f"swept    {name}, left behind by an earlier run")
         for stage in pipe.stages:
-            for replica in range(self.options.replicas.get(stage.stage_id, 1)):
-                self._add(f"{stage.queue}.{replica}" if replica else stage.queue, worker_command(stage.queue))
+            for replica in range(self.options.replicas.get(stage.stage_id, stage.num_replicas)):
+                name = f"{stage.queue}.{replica}" if replica else stage.queue
+                self._add(name, worker_command(stage.queue), {"OMNIQUEUE_REPLICA": str(replica % stage.num_replicas)})
         self._add("router", router_command(self.options.host, self.options.port))
         self.pipe = pipe
 
@@ -147,9 +149,10 @@ class Machine:
             path.unlink(missing_ok=True)
         (self.folder / "logs").mkdir()
 
-    def _add(self, name: str, command: list[str]) -> None:
-        child = Child(name, command, self.folder / "logs" / f"{name}.log")
-        child.start(self.environment)
+    def _add(self, name: str, command: list[str], more: dict[str, str] | None = None) -> None:
+        environment = {**self.environment, **(more or {})}
+        child = Child(name, command, self.folder / "logs" / f"{name}.log", environment)
+        child.start()
         self.children.append(child)
         self.say(f"started  {name} (pid {child.process.pid if child.process else '?'}), log {child.log}")
 
@@ -214,10 +217,12 @@ class Machine:
         if not child.retry_at:
             pause_s = _BACKOFF_S[min(child.restarts, len(_BACKOFF_S) - 1)]
             child.retry_at = now + pause_s
-            self.say(f"ended    {child.name} with status {status}; starting it again in {pause_s:.0f} s\n{child.tail(5)}")
+            self.say(
+                f"ended    {child.name} with status {status}; starting it again in {pause_s:.0f} s\n{child.tail(5)}"
+            )
         if now >= child.retry_at:
             child.retry_at, child.restarts = 0.0, child.restarts + 1
-            child.start(self.environment)
+            child.start()
 
     def run(self) -> None:
         """Keep every part running until :meth:`request_stop`."""

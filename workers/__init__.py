@@ -1,0 +1,1 @@
+"""What a GPU process runs: one stage of a pipeline as a Celery worker."""

@@ -48,8 +48,14 @@ class StageHost:
     """Runs one stage's claims in one engine; called from the Celery worker's threads."""
 
     def __init__(
-        self, pipe: Pipeline, stage: Stage, engine: Engine, records: Store, payloads: PayloadStore,
-        media_store: media.MediaStore, worker: str,
+        self,
+        pipe: Pipeline,
+        stage: Stage,
+        engine: Engine,
+        records: Store,
+        payloads: PayloadStore,
+        media_store: media.MediaStore,
+        worker: str,
     ) -> None:
         self.pipe, self.stage, self.engine = pipe, stage, engine
         self.store, self.payloads, self.media, self.worker = records, payloads, media_store, worker
@@ -109,9 +115,7 @@ class StageHost:
 
     async def _items(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> list[StageOutput]:
         job = running.claim.request
-        tasks = [
-            asyncio.ensure_future(self._item(running, sources, index)) for index in range(int(job.get("n", 1)))
-        ]
+        tasks = [asyncio.ensure_future(self._item(running, sources, index)) for index in range(int(job.get("n", 1)))]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -120,9 +124,7 @@ class StageHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _item(
-        self, running: Running, sources: Mapping[int, Sequence[StageOutput]], index: int
-    ) -> StageOutput:
+    async def _item(self, running: Running, sources: Mapping[int, Sequence[StageOutput]], index: int) -> StageOutput:
         claim = running.claim
 
         def progress(done: int, total: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 from celery import bootsteps, signals
 
-from omniqueue import catalog, engines, errors, media, payloads, settings, store
+from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.reaper import Reaper
 from workers.host import StageHost, worker_name
@@ -37,10 +38,10 @@ def configure(app: Any, conf: Any, options: dict[str, Any]) -> None:
     try:
         config = settings.load()
         known = catalog.shared(config)
-        _chosen = choose(known, options.get("queues"))
+        _chosen = own_devices(config, *choose(known, options.get("queues")))
     except errors.OmniqueueError as exc:
         _refuse(exc.message)
-    pipe, stage = _chosen
+    _, stage = _chosen
     conf.worker_concurrency = stage.max_num_seqs
     if options.get("concurrency") not in (None, stage.max_num_seqs):
         log.warning("action=concurrency_differs given=%s stage=%s", options["concurrency"], stage.max_num_seqs)
@@ -60,6 +61,21 @@ def choose(known: catalog.Catalog, queues: Any) -> tuple[Pipeline, Stage]:
     if found is None:
         raise errors.ConfigError(f"No stage has the queue {names[0]!r}; use -Q with one of {there_is}.")
     return found
+
+
+def own_devices(config: settings.Settings, pipe: Pipeline, stage: Stage) -> tuple[Pipeline, Stage]:
+    """The stage with this replica's share of its devices. Raises ConfigError for a replica that it does not have."""
+    if stage.num_replicas <= 1:
+        return pipe, stage
+    shares = placement.replicas(stage, pipe.deploy)
+    if config.replica >= len(shares):
+        raise errors.ConfigError(
+            f"OMNIQUEUE_REPLICA={config.replica}, but {stage.queue} has replicas 0 to {len(shares) - 1}.",
+            param="OMNIQUEUE_REPLICA",
+        )
+    devices = shares[config.replica]
+    deploy = {**stage.deploy, "devices": devices, "num_replicas": 1}
+    return pipe, dataclasses.replace(stage, devices=devices, deploy=deploy, num_replicas=1)
 
 
 def _refuse(message: str, status: int = 2) -> NoReturn:
@@ -149,9 +165,13 @@ def check_topology(pipe: Pipeline, stage: Stage, resolved: Any) -> None:
         return
     ours, theirs = list(pipe.topology), list(resolved)
     if ours != theirs:
-        differing = [f"{mine} here, {other} in the engine" for mine, other in zip(ours, theirs, strict=False) if mine != other]
+        differing = [
+            f"{mine} here, {other} in the engine" for mine, other in zip(ours, theirs, strict=False) if mine != other
+        ]
         why = "; ".join(differing) or f"{len(ours)} stages here, {len(theirs)} in the engine"
-        raise errors.ConfigError(f"{pipe.path}: the topology is not what stage {stage.stage_id}'s engine resolved: {why}.")
+        raise errors.ConfigError(
+            f"{pipe.path}: the topology is not what stage {stage.stage_id}'s engine resolved: {why}."
+        )
 
 
 def _selected() -> tuple[Pipeline, Stage]:

@@ -8,6 +8,7 @@ from omniqueue import errors
 from omniqueue.engines.base import Engine
 from omniqueue.pipeline import Stage
 
+_METHODS = ("start", "generate", "abort", "check_health", "close")
 _BUILT_IN = {
     "fake": "omniqueue.engines.fake:FakeEngine",
     "vllm_omni": "omniqueue.engines.vllm_omni:VllmOmniEngine",
@@ -23,6 +24,6 @@ def create(stage: Stage) -> Engine:
     except (ImportError, AttributeError, TypeError) as exc:
         raise errors.ConfigError(f"engine {stage.engine!r} of stage {stage.stage_id} cannot be loaded: {exc}.") from exc
     if not isinstance(engine, Engine):
-        missing = [method for method in ("start", "generate", "abort", "check_health", "close") if not hasattr(engine, method)]
+        missing = [name for name in _METHODS if not hasattr(engine, name)]
         raise errors.ConfigError(f"{path} is not an engine; it lacks {', '.join(missing)}.")
     return engine

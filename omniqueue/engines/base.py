@@ -25,7 +25,8 @@ class StageOutput:
     ``data`` is JSON-able (``token_ids``, ``cumulative_token_ids``, ``cumulative_text``, ``text``, ``prompt_token_ids``,
     ``finish_reason``, ``usage`` ...). ``tensors`` are named buffers. A final image is the tensor ``image``, uint8,
     shape (height, width, 3); final audio is ``audio``, float32, shape (samples,) with ``data["sample_rate"]`` in Hz;
-    final video is ``video``, uint8, shape (frames, height, width, 3), with ``data["fps"]``; final text is ``data["text"]``.
+    final video is ``video``, uint8, shape (frames, height, width, 3), with ``data["fps"]``; final text is
+    ``data["text"]``.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Engines are slow to start, so each is started once for all tests that only ask it something."""
+"""Engines are slow to start, so each is started once for all tests of this folder that only ask it something."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import reference
 from tests.engines.stage_process import StageProcess
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reference.write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny-glm-image")
-
-
-@pytest.fixture(scope="session")
-def native_reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> reference.NativeReference:
-    return reference.run_native(checkpoint, tmp_path_factory.mktemp("native"))
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stages(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProcess, StageProcess]]:
     folder = tmp_path_factory.mktemp("stages")
     pair = (StageProcess(0, checkpoint, folder), StageProcess(1, checkpoint, folder))
@@ -34,11 +23,11 @@ def stages(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert left == [[], []]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ar(stages: tuple[StageProcess, StageProcess]) -> StageProcess:
     return stages[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dit(stages: tuple[StageProcess, StageProcess]) -> StageProcess:
     return stages[1]

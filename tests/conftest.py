@@ -1,0 +1,34 @@
+"""Fixtures that several folders share: a real Valkey, the tiny checkpoint, and what vLLM-Omni makes of it in one go."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omniqueue import embedded
+from tests.engines import reference
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[str]:
+    """The URL of an embedded Valkey; tests keep apart by namespaces."""
+    with tempfile.TemporaryDirectory(prefix="oq-") as folder:
+        server = embedded.EmbeddedValkey(Path(folder), append_only=False)
+        server.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reference.write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny-glm-image")
+
+
+@pytest.fixture(scope="session")
+def native_reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> reference.NativeReference:
+    return reference.run_native(checkpoint, tmp_path_factory.mktemp("native"))
