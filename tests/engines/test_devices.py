@@ -23,6 +23,8 @@ from omniqueue.engines import devices
         ("0,1", "2,3", "0,1"),
         ("0", "GPU-5e1f,GPU-77aa", "0"),
         ("GPU-77aa", "GPU-5e1f,GPU-77aa", "1"),
+        ("1", "2", "0"),
+        ("0,2", "4,5", "0,1"),
         (None, "1", None),
     ],
 )
@@ -30,7 +32,7 @@ def test_ids_are_mapped_into_the_visible_list(wanted: str | None, visible: str |
     assert devices.logical(wanted, visible) == logical
 
 
-@pytest.mark.parametrize(("wanted", "visible"), [("2", "0,1"), ("4", "2,3"), ("0,2", "0,1"), ("gpu", "0")])
+@pytest.mark.parametrize(("wanted", "visible"), [("2", "0,1"), ("4", "2,3"), ("0,2", "0"), ("gpu", "0,1")])
 def test_a_device_that_is_not_visible_is_an_error_that_names_both(wanted: str, visible: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"device {wanted}.*only {visible}"):
         devices.logical(wanted, visible)
