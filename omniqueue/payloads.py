@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omniqueue import errors
 
@@ -50,6 +50,7 @@ ITEM_BYTES = {
 }
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Tensor:
         wanted = ITEM_BYTES[self.dtype]
         for side in self.shape:
             wanted *= side
-        if memoryview(self.buffer).nbytes != wanted:
+        if min(self.shape, default=0) < 0 or memoryview(self.buffer).nbytes != wanted:
             raise errors.PayloadError(
                 f"A {self.dtype} tensor of shape {self.shape} has {wanted} bytes, not {memoryview(self.buffer).nbytes}."
             )
@@ -133,27 +134,44 @@ class MappedPayload:
     """A payload opened for reading; its tensors are views into the mapping and live as long as they are used."""
 
     def __init__(self, mapping: mmap.mmap | bytes, name: str) -> None:
-        self._mapping = mapping
+        """Raises PayloadError for whatever is not a whole payload: nothing outside ``mapping`` is ever read."""
         view = memoryview(mapping)
         try:
             if bytes(view[:4]) != _MAGIC:
                 raise errors.PayloadError(f"{name} is not a payload of this version.")
             (length,) = struct.unpack("<I", view[4:8])
+            if 8 + length > len(view):
+                raise ValueError(f"its header of {length} bytes does not fit")
             header = json.loads(bytes(view[8 : 8 + length]))
-            start = _aligned(8 + length)
-            self.items = tuple(self._item(entry, view, start) for entry in header["items"])
-        except (ValueError, KeyError, struct.error, UnicodeDecodeError) as exc:
+            body = view[_aligned(8 + length) :]
+            self.items = tuple(_item(entry, body) for entry in _typed(_typed(header, dict)["items"], list))
+        except (ValueError, KeyError, TypeError, struct.error, RecursionError) as exc:
             raise errors.PayloadError(f"{name} is damaged: {exc}") from exc
 
-    @staticmethod
-    def _item(entry: dict[str, Any], view: memoryview, start: int) -> Item:
-        tensors = {}
-        for name, (dtype, shape, offset) in entry["tensors"].items():
-            nbytes = ITEM_BYTES[dtype]
-            for side in shape:
-                nbytes *= side
-            tensors[name] = Tensor(dtype, tuple(shape), view[start + offset : start + offset + nbytes])
-        return Item(entry["data"], tensors)
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return value
+
+
+def _item(entry: Any, body: memoryview) -> Item:
+    tensors = {}
+    for name, described in _typed(_typed(entry, dict)["tensors"], dict).items():
+        dtype, shape, offset = _typed(described, list)
+        nbytes = ITEM_BYTES[_typed(dtype, str)]
+        for side in _typed(shape, list):
+            nbytes *= _natural(side)
+        if _natural(offset) + nbytes > len(body):
+            raise ValueError(f"tensor {name!r} ends behind the file")
+        tensors[name] = Tensor(dtype, tuple(shape), body[offset : offset + nbytes])
+    return Item(_typed(entry["data"], dict), tensors)
+
+
+def _natural(value: Any) -> int:
+    if _typed(value, int) < 0:
+        raise ValueError(f"{value} where a size belongs")
+    return int(value)
 
 
 class PayloadStore:
@@ -178,30 +196,36 @@ class PayloadStore:
     def put(self, name: str, items: Sequence[Item]) -> Reference:
         """Write a payload completely or not at all. Raises NoRoom when it does not fit, PayloadError otherwise."""
         head, buffers, total = _pack(items)
-        free = self.free_bytes()
-        if total + _RESERVE_BYTES > free:
-            raise errors.NoRoom(self._no_room(total, free))
         temporary = self.directory / f"{name}.part{os.getpid()}-{threading.get_ident()}"
         try:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                # Claims the pages now: a full tmpfs then says ENOSPC here instead of SIGBUS at a later write.
-                os.posix_fallocate(descriptor, 0, total)
-                os.pwrite(descriptor, head, 0)
-                for offset, buffer in buffers:
-                    _pwrite_all(descriptor, buffer, offset)
-            finally:
-                os.close(descriptor)
+            free = self.free_bytes()
+            if total + _RESERVE_BYTES > free:
+                raise errors.NoRoom(self._no_room(total, free))
+            self._write(temporary, head, buffers, total)
             os.rename(temporary, self.directory / name)
-        except OSError as exc:
+        except BaseException as exc:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+            if not isinstance(exc, OSError):
+                raise
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise errors.NoRoom(self._no_room(total, self.free_bytes())) from exc
             raise errors.PayloadError(f"Could not write {name} to {self.directory}: {exc.strerror}.") from exc
         with self._lock:
             self.written_bytes += total
         return Reference(name=name, nbytes=total, host=self.host)
+
+    @staticmethod
+    def _write(path: Path, head: bytes, buffers: Sequence[tuple[int, Buffer]], total: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Claims the pages now: a full tmpfs then says ENOSPC here instead of SIGBUS at a later write.
+            os.posix_fallocate(descriptor, 0, total)
+            os.pwrite(descriptor, head, 0)
+            for offset, buffer in buffers:
+                _pwrite_all(descriptor, buffer, offset)
+        finally:
+            os.close(descriptor)
 
     def _no_room(self, wanted: int, free: int) -> str:
         return (
@@ -216,12 +240,18 @@ class PayloadStore:
             raise errors.PayloadError(
                 f"Payload {reference.name} lies in {reference.store} on host {reference.host}; this is {self.host}."
             )
+        if not reference.name.startswith(PREFIX) or "/" in reference.name:
+            raise errors.PayloadError(f"{reference.name!r} is not the name of a payload.")
         try:
             with open(self.directory / reference.name, "rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as exc:
             raise errors.PayloadError(f"Payload {reference.name} cannot be opened: {exc}.") from exc
         try:
+            if len(mapping) != reference.nbytes:
+                raise errors.PayloadError(
+                    f"Payload {reference.name} has {len(mapping):,} bytes instead of {reference.nbytes:,}."
+                )
             yield MappedPayload(mapping, reference.name)
         finally:
             # Views handed to an engine may outlive the block: then the mapping goes with the last of them.
@@ -283,6 +313,8 @@ def job_of(name: str) -> str:
 
 
 def _pwrite_all(descriptor: int, buffer: Buffer, offset: int) -> None:
+    if not memoryview(buffer).nbytes:  # which cannot be cast when it has a side of zero
+        return
     view = memoryview(buffer).cast("B")
     while view:
         written = os.pwrite(descriptor, view, offset)
