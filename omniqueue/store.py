@@ -281,14 +281,21 @@ class Store:
             fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
         return Job.from_hash(job_id, fields) if fields.get("state") else None
 
-    def jobs(self, pipeline_name: str, limit: int, before: float | None = None) -> list[Job]:
-        """The newest jobs first; ``before`` is a creation time, exclusive, to page on."""
-        top = "+inf" if before is None else f"({before:.6f}"
+    def jobs(
+        self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False
+    ) -> list[Job]:
+        """The newest jobs first, or the oldest; ``bound`` is a creation time to begin at, inclusive to the microsecond.
+
+        Times in the index may differ from those in the record by a rounding, so a page's last job may come again.
+        """
+        key, edge = self._key("jobs", pipeline_name), "-inf" if ascending else "+inf"
+        if bound is not None:
+            edge = f"{bound - 2e-6:.7f}" if ascending else f"{bound + 2e-6:.7f}"
         with _reachable():
-            ids = cast(
-                "list[str]",
-                self.client.zrevrangebyscore(self._key("jobs", pipeline_name), top, "-inf", start=0, num=limit),
-            )
+            if ascending:
+                ids = cast("list[str]", self.client.zrangebyscore(key, edge, "+inf", start=0, num=limit))
+            else:
+                ids = cast("list[str]", self.client.zrevrangebyscore(key, edge, "-inf", start=0, num=limit))
             pipe = self.client.pipeline(transaction=False)
             for job_id in ids:
                 pipe.hgetall(self._key("job", job_id))

@@ -1,0 +1,149 @@
+"""A request body as a typed request, or an InvalidRequest that names the field."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import typing
+from typing import Any, TypeVar
+
+import flask
+import msgspec
+
+from omniqueue import errors
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+#: Largest JSON body in bytes; input media come as multipart, not as JSON.
+MAX_JSON_BYTES = 1 << 20
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_BOUND = re.compile(r"Expected `(\w+)` (.+)")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "null": "null",
+    "object": "an object",
+    "array": "an array",
+}
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below", "of length <=": "of length at most"}
+
+
+class UnsupportedMediaType(errors.InvalidRequest):
+    """Send JSON, with the header Content-Type: application/json."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+def body(kind: type[T]) -> T:
+    """The JSON body of the request in hand as ``kind``. Raises InvalidRequest, PayloadTooLarge."""
+    return typed(json_object(), kind)
+
+
+def json_object() -> dict[str, Any]:
+    """The body of the request in hand as a JSON object. Raises InvalidRequest, PayloadTooLarge."""
+    if not flask.request.is_json:
+        raise UnsupportedMediaType()
+    if (flask.request.content_length or 0) > MAX_JSON_BYTES:
+        raise errors.PayloadTooLarge(f"The body is larger than {MAX_JSON_BYTES:,} bytes.")
+    return parse(flask.request.get_data(cache=False))
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """Strict JSON: no NaN, no duplicate key, no lone surrogate. Raises InvalidRequest."""
+    if not content.strip():
+        raise errors.InvalidRequest("The body is empty; send a JSON object.")
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=_pairs, parse_constant=_constant)
+    except RecursionError:
+        raise errors.InvalidRequest("The body is nested too deeply.") from None
+    except ValueError as exc:  # malformed JSON, bytes that are not UTF-8, a number of thousands of digits
+        raise errors.InvalidRequest(f"The body is not valid JSON: {str(exc)[:200]}.") from exc
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's reader would take the last of two equal keys, and half a surrogate pair for a character."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        _check_text(key, None)
+        if key in result:
+            raise errors.InvalidRequest(f"{key[:100]} is given twice.", param=key[:100])
+        _check_text(value, key)
+        result[key] = value
+    return result
+
+
+def _check_text(value: Any, param: str | None) -> None:
+    if isinstance(value, list):
+        for entry in value:
+            _check_text(entry, param)
+    if not isinstance(value, str):
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        name = param or "A key"
+        raise errors.InvalidRequest(f"{name} must be valid Unicode; it has a lone surrogate.", param=param) from None
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def typed(value: dict[str, Any], kind: type[T]) -> T:
+    """``value`` as ``kind``. Raises InvalidRequest that names the field."""
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as exc:
+        raise _invalid(str(exc), value, kind) from None
+
+
+def _invalid(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> errors.InvalidRequest:
+    """msgspec's message as a sentence of ours."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text, re.DOTALL)
+    if named and named[1] == "contains unknown":
+        return errors.InvalidRequest(_unknown(named[2], list(fields)), param=named[2][:100])
+    if named:
+        return errors.InvalidRequest(f"{named[2]} is missing.", param=named[2])
+    path = _PATH.search(text)
+    param = path[1] if path else None
+    return errors.InvalidRequest(_sentence(_PATH.sub("", text), param, value, fields.get(param or "")), param=param)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"There is no field {name[:100]!r} here" + (f"; did you mean {close[0]!r}?" if close else ".")
+
+
+def _sentence(text: str, param: str | None, value: dict[str, Any], declared: Any) -> str:
+    """What is wrong with ``param``, and what it may be."""
+    choices = _choices(declared)
+    if param and declared is type(None):
+        return f"{param} cannot be honoured here; leave it out."
+    if param and choices:
+        return f"{param} must be {' or '.join(map(repr, choices))} here; it is {str(value.get(param))[:100]!r}."
+    if expected := _EXPECTED.search(text):
+        wanted, got = (" or ".join(_WORDS.get(word, word) for word in name.split(" | ")) for name in expected.groups())
+        return f"{param or 'The body'} must be {wanted}, not {got}."
+    if bound := _BOUND.search(text):
+        limit = bound[2]
+        for sign, words in _BOUNDS.items():
+            limit = limit.replace(f"{sign} ", f"{words} ") if limit.startswith(f"{sign} ") else limit
+        return f"{param or 'The body'} must be {limit}."
+    return f"{param or 'The body'}: {text}."
+
+
+def _choices(declared: Any) -> list[Any]:
+    """The values of a Literal, alone or in a union with None."""
+    if typing.get_origin(declared) is typing.Literal:
+        return list(typing.get_args(declared))
+    return [choice for part in typing.get_args(declared) for choice in _choices(part)]

@@ -1,0 +1,47 @@
+"""GET /v1/files/<name>: finished media, streamed from the media store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import flask
+
+from omniqueue import media
+from web.services import Services, current
+
+blueprint = flask.Blueprint("files", __name__)
+
+_CHUNK_BYTES = 256 * 1024
+
+
+def url(services: Services, name: str) -> str:
+    """Where a client gets a file: the configured public place, or this router as the client reached it."""
+    if services.config.media_http_url:
+        return f"{services.config.media_http_url.rstrip('/')}/{name}"
+    return flask.request.host_url.rstrip("/") + flask.url_for("files.content", name=name)
+
+
+@blueprint.get("/v1/files/<name>")
+def content(name: str) -> flask.Response:
+    """A file by the name that a result gave. Names are checked before anything is opened."""
+    file = current().media.open(name)
+    size = file.seek(0, 2)
+    file.seek(0)
+    body = () if flask.request.method == "HEAD" else _chunks(file)
+    response = flask.Response(body, content_type=_content_type(name))
+    response.call_on_close(file.close)
+    response.content_length = size
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    # A name is never used twice, so what it stands for never changes.
+    response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
+    return response
+
+
+def _content_type(name: str) -> str:
+    return media.CONTENT_TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk

@@ -1,0 +1,121 @@
+"""/v1/jobs: any pipeline as a job that outlives the connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+
+from omniqueue import errors, job, store
+from web import decode, events, images, job_view, openai_format, schema, submission
+from web.services import Services, current
+
+blueprint = flask.Blueprint("jobs", __name__)
+
+_MAX_LIMIT = 100
+#: More than can be created in one microsecond, which is how exactly times order jobs.
+_TIES = 8
+
+
+@blueprint.post("/v1/jobs")
+def create() -> flask.Response:
+    """Accept a job and answer at once; 202 also for a retry with the same Idempotency-Key."""
+    services, content = current(), decode.json_object()
+    kind = content.get("type", "image")
+    if kind != "image":
+        raise errors.InvalidRequest("type must be 'image'; other kinds of jobs are not served here.", param="type")
+    ask = images.ask_for(services, decode.typed(content, schema.ImageJob), "jobs")
+    job_id = submission.accept(services, ask, store.new_id()).job_id
+    body = job_view.of(services, _record(services, job_id))
+    headers = {"Location": flask.url_for("jobs.retrieve", job_id=job_id), openai_format.JOB_HEADER: job_id}
+    return openai_format.reply(body, 202, headers)
+
+
+@blueprint.get("/v1/jobs")
+def index() -> flask.Response:
+    """Jobs by creation time, the newest first unless ``order`` is asc; ``after`` is the last id of the page before."""
+    services = current()
+    limit, ascending, after = _page(services)
+    found = _jobs(services, limit + 1, ascending, after)
+    data = [job_view.of(services, record) for record in found[:limit]]
+    return openai_format.reply(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": len(found) > limit,
+        }
+    )
+
+
+@blueprint.get("/v1/jobs/<job_id>")
+def retrieve(job_id: str) -> flask.Response:
+    """One job."""
+    services = current()
+    return openai_format.reply(job_view.of(services, _record(services, job_id)))
+
+
+@blueprint.delete("/v1/jobs/<job_id>")
+def delete(job_id: str) -> flask.Response:
+    """Cancel a live job (202, ``cancelling`` until its worker confirms); forget a finished one with its files (200)."""
+    services = current()
+    if not _record(services, job_id).state.terminal:
+        services.store.cancel(job_id)
+        return openai_format.reply(job_view.of(services, _record(services, job_id)), 202)
+    outcome, result = services.store.delete(job_id)
+    if outcome == "gone":
+        raise _unknown(job_id)
+    services.media.remove(result)
+    return openai_format.reply({"id": job_id, "object": "job.deleted", "deleted": True})
+
+
+@blueprint.get("/v1/jobs/<job_id>/events")
+def follow(job_id: str) -> flask.Response:
+    """The job object again whenever it changes, as server-sent events; the last one is terminal."""
+    services = current()
+    return events.response(services, _record(services, job_id))
+
+
+def _record(services: Services, job_id: str) -> job.Job:
+    record = services.store.job(job_id)
+    if record is None:
+        raise _unknown(job_id)
+    return record
+
+
+def _unknown(job_id: str) -> errors.NotFound:
+    return errors.NotFound(f"There is no job {job_id[:100]!r}; it never existed or its time to live has passed.")
+
+
+def _page(services: Services) -> tuple[int, bool, job.Job | None]:
+    """limit, ascending and the job to go on after. Raises InvalidRequest."""
+    arguments = flask.request.args
+    text, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_LIMIT):
+        raise errors.InvalidRequest(f"limit must be a whole number from 1 to {_MAX_LIMIT}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise errors.InvalidRequest("order must be asc or desc.", param="order")
+    start = services.store.job(after) if after is not None else None
+    if after is not None and start is None:
+        raise errors.InvalidRequest(f"after must be the id of a job; there is no {after[:100]!r}.", param="after")
+    return int(text), order == "asc", start
+
+
+def _jobs(services: Services, count: int, ascending: bool, after: job.Job | None) -> list[job.Job]:
+    """Up to ``count`` jobs of all pipelines, in order."""
+    bound = None if after is None else after.created_at
+    found = [
+        record
+        for pipe in services.catalog.pipelines
+        for record in services.store.jobs(pipe.name, count + _TIES, bound, ascending=ascending)
+    ]
+    found.sort(key=_order, reverse=not ascending)
+    if after is not None:
+        mark = _order(after)
+        found = [record for record in found if (_order(record) > mark if ascending else _order(record) < mark)]
+    return found[:count]
+
+
+def _order(record: job.Job) -> tuple[Any, ...]:
+    return record.created_at, record.id

@@ -1,0 +1,86 @@
+"""gunicorn with the settings that waiting requests need: ``python -m web.server --bind 127.0.0.1:8000``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import flask
+from gunicorn.app.base import BaseApplication
+
+from omniqueue import catalog, errors, settings
+from web import app, services
+
+#: After SIGTERM: how long requests in hand may still wait for their jobs, in seconds.
+_GRACE_S = 30
+
+
+def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str, Any]:
+    """gunicorn's settings by name, each with its why."""
+    return {
+        "bind": bind,
+        "workers": workers,
+        # A request waits for its job in a thread; a thread that waits costs a few kilobytes.
+        "worker_class": "gthread",
+        "threads": config.router_threads,
+        # Idle keep-alive connections beside those that wait.
+        "worker_connections": config.router_threads + 1000,
+        # With gthread this watches the worker's main loop, not the requests: those end by their job's deadline.
+        "timeout": 60,
+        "graceful_timeout": _GRACE_S,
+        # Longer than the idle time of common proxies, which would otherwise meet a closing connection.
+        "keepalive": 75,
+        # The heartbeat file on a disk that stalls would get healthy workers killed.
+        "worker_tmp_dir": config.shm_dir,
+        # No second way in, and no socket left behind.
+        "control_socket_disable": True,
+        "post_worker_init": _start_threads,
+        "loglevel": "warning",
+        "proc_name": "omniqueue-router",
+    }
+
+
+def _start_threads(worker: Any) -> None:
+    """After the fork, so that an idle router also reaps."""
+    services.of(worker.wsgi).start()
+
+
+class Server(BaseApplication):  # type: ignore[misc]
+    """The router under gunicorn; the stage configs are read once, before the fork."""
+
+    def __init__(self, bind: str, config: settings.Settings, known: catalog.Catalog, workers: int = 1) -> None:
+        self._options = options(bind, config, workers)
+        self._config, self._known = config, known
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Called by gunicorn: no configuration file is looked for."""
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> flask.Flask:
+        """Called by gunicorn in each worker."""
+        return app.create_app(self._config, self._known)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; status 2 and a sentence for a configuration that is not valid."""
+    parser = argparse.ArgumentParser(prog="web.server", description="The omniqueue HTTP router.")
+    parser.add_argument("--bind", default="127.0.0.1:8000", help="HOST:PORT or unix:PATH (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="router processes (default: %(default)s)")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        config = settings.load()
+        known = catalog.load(config)
+    except errors.ConfigError as exc:
+        sys.stderr.write(f"omniqueue: {exc.message}\n")
+        raise SystemExit(2) from None
+    Server(chosen.bind, config, known, chosen.workers).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""From a checked request to its ended job: register, record, enqueue, wait. The path of every request is here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omniqueue import chain, errors, job, store
+from omniqueue.pipeline import Pipeline
+from web.services import Services
+
+#: After the job's deadline: time for the reaper to end it and for the reply, within a second of the deadline in all.
+GRACE_S = 0.9
+#: Bounds of Retry-After, in seconds.
+_RETRY_AFTER_S = (1, 30)
+_IDEMPOTENCY_KEY = re.compile(r"[!-~](?:[ -~]{0,253}[!-~])?")
+
+
+class Busy(errors.QueueFull):
+    """The queue is full; ``retry_after_s`` is a guess at when it will not be."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class JobEnded(errors.JobFailed):
+    """The job ended without a result; its record says why."""
+
+    def __init__(self, record: job.Job) -> None:
+        super().__init__(f"Job {record.id} ended as {record.state.value}.")
+        self.record = record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A job that may be accepted, and what the client said about accepting it."""
+
+    pipeline: Pipeline
+    job: dict[str, Any]
+    timeout_s: float
+    priority: int = 0
+    idempotency_key: str = ""
+    digest: str = ""
+
+
+def digest(endpoint: str, request: msgspec.Struct) -> str:
+    """Fingerprint of what the client sent, before anything is drawn at random: tells its retry from another request."""
+    text = msgspec.json.encode([endpoint, request], order="sorted")
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def idempotency_key(value: str | None) -> str:
+    """The Idempotency-Key header, or "" without one. Raises InvalidRequest."""
+    if value is None:
+        return ""
+    if not _IDEMPOTENCY_KEY.fullmatch(value):
+        raise errors.InvalidRequest(
+            "Idempotency-Key must be 1 to 255 printable ASCII characters.", param="Idempotency-Key"
+        )
+    return value
+
+
+def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> store.Submission:
+    """Write the job's record, then enqueue its first stage; a job that a retry finds is only named.
+
+    Raises Busy, Conflict, BrokerUnavailable: in each case nothing was enqueued.
+    """
+    try:
+        submission = services.store.submit(
+            ask.pipeline,
+            ask.job,
+            job_id=job_id,
+            reply_to=reply_to,
+            timeout_s=ask.timeout_s,
+            priority=ask.priority,
+            idempotency_key=ask.idempotency_key,
+            request_digest=ask.digest or None,
+        )
+    except errors.QueueFull as exc:
+        raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
+    if not submission.existing:
+        # Should this fail, the record says that the work is owed, and a reaper enqueues it.
+        chain.publish(ask.pipeline, store.Owed(submission.job_id, 0), ask.priority)
+    return submission
+
+
+def complete(services: Services, ask: Ask) -> job.Job:
+    """Submit and wait. WSGI cannot tell that a silent client has left, so the job's deadline bounds the wait.
+
+    Raises what :func:`accept` raises, JobExpired, and JobEnded for a job that ends without a result.
+    """
+    waiter, job_id = services.waiter, store.new_id()
+    with waiter.expect(job_id) as waiting:
+        submission = accept(services, ask, job_id, waiter.reply_to)
+        if not submission.existing:
+            return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
+    with waiter.expect(submission.job_id) as waiting:
+        waiting.woken.set()  # it may have ended long ago
+        return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
+
+
+def _succeeded(record: job.Job) -> job.Job:
+    if record.state is not job.JobState.SUCCEEDED:
+        raise JobEnded(record)
+    return record
+
+
+def _retry_after_s(services: Services, pipe: Pipeline) -> int:
+    """As long as the oldest waiting job has waited: about what the queue needs to move on by its length."""
+    oldest_s = max(services.store.waiting(stage.queue)[1] for stage in pipe.stages)
+    low, high = _RETRY_AFTER_S
+    return min(high, max(low, round(oldest_s)))

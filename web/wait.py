@@ -1,0 +1,136 @@
+"""How a request waits for its job: one thread per process reads the replies and wakes whoever waits.
+
+A reply is a hint. The job record is the truth, so a waiter whose reply was lost (Redis restarted, the list expired) is
+woken too, by a look at the records of all that wait, twice a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from omniqueue import errors, job, store
+
+log = logging.getLogger(__name__)
+
+#: How often the records of all waiting jobs are looked at, in seconds; also the longest wait for a reply at once.
+RECHECK_S = 0.5
+#: Pause before Redis is asked again after it did not answer, in seconds.
+_RETRY_S = 0.2
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Somebody who waits for a job; several may wait for the same one."""
+
+    job_id: str
+    woken: threading.Event = field(default_factory=threading.Event)
+    #: True once the record must exist, so that its absence means something.
+    submitted: bool = False
+
+
+class ReplyWaiter:
+    """The waiting requests of one process."""
+
+    def __init__(self, records: store.Store) -> None:
+        """``records`` answers quickly or fails; the blocking reads use a store of their own."""
+        self._store = records
+        self._waiting: dict[str, set[Waiting]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._reply_to = ""
+
+    @property
+    def reply_to(self) -> str:
+        """The name under which replies reach this process; made after the fork, so that no two share one."""
+        return self._reply_to
+
+    def start(self) -> None:
+        """Start the thread, in a process that has none."""
+        self._reply_to = f"{socket.gethostname()}.{os.getpid()}.{store.new_id()[:12]}"
+        self._stop = threading.Event()
+        threading.Thread(target=self._loop, args=(self._stop,), name="replies", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end, within its wait for a reply."""
+        self._stop.set()
+
+    # -- the waiting side --------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def expect(self, job_id: str) -> Iterator[Waiting]:
+        """Register before the job is submitted: a fast answer must find somebody waiting."""
+        waiting = Waiting(job_id)
+        with self._lock:
+            self._waiting.setdefault(job_id, set()).add(waiting)
+        try:
+            yield waiting
+        finally:
+            with self._lock:
+                others = self._waiting[job_id]
+                others.discard(waiting)
+                if not others:
+                    del self._waiting[job_id]
+
+    def wait(self, waiting: Waiting, timeout_s: float) -> job.Job:
+        """The job's record once it is terminal.
+
+        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``.
+        """
+        waiting.submitted = True
+        deadline = time.monotonic() + timeout_s
+        while waiting.woken.wait(max(0.0, deadline - time.monotonic())):
+            waiting.woken.clear()
+            record = self._ended(waiting.job_id)
+            if record is not None:
+                return record
+        raise errors.JobExpired(f"Job {waiting.job_id} did not end within its time limit.")
+
+    def _ended(self, job_id: str) -> job.Job | None:
+        """The record if it is terminal; while Redis is away nothing is known, and the next look wakes us again."""
+        try:
+            record = self._store.job(job_id)
+        except errors.BrokerUnavailable:
+            return None
+        if record is None:
+            raise errors.JobFailed(
+                f"Redis lost the record of job {job_id} (restarted without persistence, or the job was deleted); "
+                "send the request again."
+            )
+        return record if record.state.terminal else None
+
+    # -- the waking side ---------------------------------------------------------------------------------------------
+
+    def _loop(self, stop: threading.Event) -> None:
+        listener = store.Store.listener(self._store)
+        checked_at = time.monotonic()
+        while not stop.is_set():
+            try:
+                self._wake(listener.replies(self._reply_to, RECHECK_S))
+                if time.monotonic() - checked_at >= RECHECK_S:
+                    checked_at = time.monotonic()
+                    self._recheck()
+            except errors.BrokerUnavailable:
+                stop.wait(_RETRY_S)
+            except Exception:  # a waiter that dies would leave every request to its deadline
+                log.exception("action=replies_failed")
+                stop.wait(_RETRY_S)
+
+    def _recheck(self) -> None:
+        """Wake those whose job is terminal or gone although no reply said so."""
+        with self._lock:
+            known = {job_id for job_id, all_of_it in self._waiting.items() if any(one.submitted for one in all_of_it)}
+        if known:
+            self._wake(known - self._store.running(known))
+
+    def _wake(self, job_ids: Iterable[str]) -> None:
+        with self._lock:
+            for job_id in job_ids:
+                for waiting in self._waiting.get(job_id, ()):
+                    waiting.woken.set()
