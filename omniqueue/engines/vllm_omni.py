@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omniqueue import errors
-from omniqueue.engines import children, environment, omni_output, omni_params, omni_prompt, omni_stage
+from omniqueue.engines import children, environment, omni_output, omni_params, omni_prompt, omni_stage, omni_steps
 from omniqueue.engines.base import Loaded, Progress, Report, StageOutput, StageRequest
 from omniqueue.pipeline import Pipeline, Stage
 
@@ -43,6 +43,7 @@ class VllmOmniEngine:
         self._processor: Callable[..., Any] | None = None
         self._readers: tuple[str, ...] = ()
         self._running: dict[str, asyncio.Task[Any]] = {}
+        self._steps = omni_steps.StepWatch()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- loading -----------------------------------------------------------------------------------------------------
@@ -68,10 +69,12 @@ class VllmOmniEngine:
         omni_output.refuse_nan_pixels()
         report("building the engine")
         self._build(pipeline, stage, model)
+        steps = self._diffusion and self._steps.attach(self._omni.engine.stage_pools[0].stage_client)
         facts = {
             "pipeline": self._source.model_type,
             **versions,
             "load_s": round(time.monotonic() - began, 1),
+            "steps": steps,
             "pids": [process.pid for process in self._children.alive()],
         }
         return Loaded(topology=omni_stage.topology(self._source), facts=facts)
@@ -103,7 +106,7 @@ class VllmOmniEngine:
     async def generate(self, request: StageRequest, progress: Progress) -> StageOutput:
         """Run one item; see :class:`omniqueue.engines.base.Engine`.
 
-        vLLM-Omni tells no steps on the way, so ``progress`` is called once, at the start, with (0, 0).
+        ``progress`` is called with (0, 0) at the start, and after each denoising step where those can be seen.
         """
         if self._omni is None or self._stage is None:
             raise errors.EngineDead("The engine is not running.")
@@ -115,7 +118,8 @@ class VllmOmniEngine:
             params, limit = self._params(request)
             prompt = self._prompt(request, params)
             progress(0, 0)
-            output = await self._run(request.request_id, prompt, params)
+            with self._steps.listen(request.request_id, self._on_loop(progress)):
+                output = await self._stoppable(request.request_id, prompt, params)
             return self._output(output, params, limit)
         finally:
             self._running.pop(request.request_id, None)
@@ -162,6 +166,22 @@ class VllmOmniEngine:
         request = build_engine_core_request_from_tokens(request_id, dict(prompt), params, model_config=config)
         request.external_req_id = request_id
         return request
+
+    def _on_loop(self, progress: Progress) -> Progress:
+        loop = asyncio.get_running_loop()
+        return lambda done, total: _tell(loop, progress, done, total)
+
+    async def _stoppable(self, request_id: str, prompt: Any, params: Any) -> Any:
+        """Run, and when the task is cancelled tell the denoising loop first: vLLM-Omni's own abort waits for it."""
+        running = asyncio.ensure_future(self._run(request_id, prompt, params))
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            self._steps.stop(request_id)
+            running.cancel()
+            await asyncio.wait([running])
+            raise
+        return running.result()
 
     async def _run(self, request_id: str, prompt: Any, params: Any) -> Any:
         answers = self._omni.generate(prompt, request_id=request_id, sampling_params_list=[params])
@@ -241,6 +261,11 @@ class VllmOmniEngine:
         if task is not None and loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the task with it
                 loop.call_soon_threadsafe(task.cancel)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, progress: Progress, done: int, total: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        loop.call_soon_threadsafe(progress, done, total)
 
 
 @contextlib.contextmanager

@@ -42,9 +42,9 @@ def write_checkpoint(directory: Path) -> Path:
     return directory
 
 
-def pipeline(checkpoint: Path) -> Pipeline:
-    """The tiny stage config with the checkpoint as its model."""
-    return configfile.load(CONFIG, model=str(checkpoint))
+def pipeline(checkpoint: Path, config: str = CONFIG) -> Pipeline:
+    """A stage config, the tiny one as a rule, with the checkpoint as its model."""
+    return configfile.load(config, model=str(checkpoint))
 
 
 def run_native(checkpoint: Path, out: Path) -> NativeReference:

@@ -78,22 +78,24 @@ class Child:
     def generate(self, key: str, command: dict[str, Any]) -> None:
         sources = {int(stage): self.source(reference) for stage, reference in command["sources"].items()}
         request = StageRequest(key, command["job"], 0, command["params"], sources)
-        running = asyncio.run_coroutine_threadsafe(self.engine.generate(request, lambda done, total: None), self.loop)
+        steps: list[tuple[int, int]] = []
+        answer = self.engine.generate(request, lambda done, total: steps.append((done, total)))
+        running = asyncio.run_coroutine_threadsafe(answer, self.loop)
         self._tasks[key] = running
-        running.add_done_callback(lambda done: self.answer(key, done))
+        running.add_done_callback(lambda done: self.answer(key, done, steps))
 
     def source(self, reference: dict[str, Any]) -> StageOutput:
         with self.store.open(Reference.from_json(reference)) as payload:
             item = payload.items[0]
             return StageOutput(item.data, item.tensors)
 
-    def answer(self, key: str, done: Future[StageOutput]) -> None:
+    def answer(self, key: str, done: Future[StageOutput], steps: list[tuple[int, int]]) -> None:
         try:
             output = done.result()
             reference = self.store.put(f"oq_ab_{key}_0_0", [Item(output.data, output.tensors)])
-            self.say(id=key, reference=reference.to_json())
+            self.say(id=key, reference=reference.to_json(), steps=steps)
         except BaseException as exc:  # noqa: BLE001  # whatever it is, the test has to hear of it
-            self.say(id=key, **_error(exc))
+            self.say(id=key, steps=steps, **_error(exc))
 
 
 def _error(exc: BaseException | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import subprocess
@@ -27,7 +28,7 @@ class StageProcess:
     """One stage's engine in a process of its own; ``generate`` returns at once, with a future."""
 
     def __init__(self, stage_id: int, checkpoint: Path, folder: Path, config: str = reference.CONFIG) -> None:
-        self.pipe: Pipeline = reference.pipeline(checkpoint)
+        self.pipe: Pipeline = reference.pipeline(checkpoint, config)
         self.stage = self.pipe.stage(stage_id)
         self.store = PayloadStore("ab", str(folder))
         self.log = folder / f"stage{stage_id}.log"
@@ -94,13 +95,14 @@ class StageProcess:
         return Answer(self.store, key, line)
 
     def close(self) -> list[str]:
-        """Close the engine, end the process, and return what the engine left running."""
+        """Close the engine, end the process, and return what the engine left running; may be called twice."""
         left: list[str] = []
         started = self._start.done() and self._start.exception() is None and "error" not in self._start.result()
         if started and self.process.poll() is None:
             left = _checked(self.tell("close"), ANSWER_S)["children"]
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait(timeout=60)
         self._reader.join(timeout=10)
         assert self.process.stdout is not None
@@ -116,6 +118,11 @@ class Answer:
 
     def done(self) -> bool:
         return self._line.done()
+
+    def steps(self) -> list[list[int]]:
+        """What the engine told of its progress."""
+        found: list[list[int]] = self._line.result(timeout=ANSWER_S)["steps"]
+        return found
 
     def result(self) -> StageOutput:
         """The output; raises what the engine raised."""

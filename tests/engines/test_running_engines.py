@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -57,6 +59,32 @@ def test_a_stopped_request_ends_soon_and_leaves_its_neighbours_alone(ar: StagePr
         stopped.result()
     assert time.monotonic() - began < SOON_S
     assert ids(neighbour.result()) == alone
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort"])
+def test_a_stopped_picture_frees_the_device_before_its_last_step(ar: StageProcess, dit: StageProcess, how: str) -> None:
+    tokens = {0: ar.generate(LONG.job()).result()}
+    whole = dit.generate({**LONG.job(), "num_inference_steps": 3}, tokens)
+    began = time.monotonic()
+    whole.result()
+    step_s = (time.monotonic() - began) / 3
+    stopped = dit.generate({**LONG.job(), "num_inference_steps": 200}, tokens, key=f"picture {how}")
+    time.sleep(2 * step_s)
+    began = time.monotonic()
+    dit.tell(how, request=stopped.key)
+    with pytest.raises(errors.OmniqueueError, match="Cancelled"):
+        stopped.result()
+    dit.generate({**LONG.job(), "num_inference_steps": 1}, tokens).result()
+    assert time.monotonic() - began < 20 * step_s
+    assert 0 < len(stopped.steps()) < 100
+
+
+def test_progress_counts_the_denoising_steps(ar: StageProcess, dit: StageProcess) -> None:
+    assert dit.started()["facts"]["steps"] is True
+    tokens = {0: ar.generate(CASES[3].job()).result()}
+    answer = dit.generate(CASES[3].job(), tokens)
+    answer.result()
+    assert answer.steps() == [[0, 0], *([step, CASES[3].steps] for step in range(1, CASES[3].steps + 1))]
 
 
 def test_aborting_an_unknown_request_does_nothing(ar: StageProcess) -> None:
@@ -112,23 +140,32 @@ def test_the_second_stage_names_the_edge_when_the_first_output_is_not_there(dit:
         dit.generate(CASES[0].job()).result()
 
 
-def test_an_engine_whose_process_is_killed_says_so_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    stage = StageProcess(0, checkpoint, tmp_path)
-    try:
-        pids = stage.started()["facts"]["pids"]
-        assert pids
-        running = stage.generate(LONG.job())
-        time.sleep(1.0)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(errors.EngineDead):
-            running.result()
-        with pytest.raises(errors.EngineDead):
-            stage.generate(CASES[0].job()).result()
-        assert stage.tell("health").result(timeout=SOON_S)["error"]["type"] == "EngineDead"
-    finally:
-        left = stage.close()
-    assert left == []
+@pytest.fixture
+def doomed(checkpoint: Path, tmp_path: Path) -> Iterator[StageProcess]:
+    """An engine to kill, from the file that vLLM-Omni ships for GPUs, unchanged."""
+    spec = importlib.util.find_spec("vllm_omni")
+    assert spec is not None
+    assert spec.origin is not None
+    stage = StageProcess(0, checkpoint, tmp_path, str(Path(spec.origin).parent / "deploy" / "glm_image.yaml"))
+    yield stage
+    stage.close()
+
+
+def test_an_engine_whose_process_is_killed_says_so_and_leaves_nothing(ar: StageProcess, doomed: StageProcess) -> None:
+    pids = doomed.started()["facts"]["pids"]
+    assert pids
+    assert doomed.stage.deploy["enforce_eager"] is False
+    assert ids(doomed.generate(CASES[0].job()).result()) == ids(ar.generate(CASES[0].job()).result())
+    running = doomed.generate(LONG.job())
+    time.sleep(1.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(errors.EngineDead):
+        running.result()
+    with pytest.raises(errors.EngineDead):
+        doomed.generate(CASES[0].job()).result()
+    assert doomed.tell("health").result(timeout=SOON_S)["error"]["type"] == "EngineDead"
+    assert doomed.close() == []
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
