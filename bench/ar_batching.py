@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from omniqueue import chain, configfile, demo, embedded, engines, params, settings, store, up
+from omniqueue import celery_app, chain, configfile, demo, embedded, engines, params, settings, store, up
 from omniqueue.engines.base import StageRequest
 from omniqueue.pipeline import Pipeline
 
@@ -43,6 +43,7 @@ def worker(folder: Path) -> Iterator[store.Store]:
     with open(folder / "worker.log", "wb") as log:
         process = subprocess.Popen(up.worker_command("stage0"), stdout=log, stderr=subprocess.STDOUT)
     try:
+        celery_app.publish_only(settings.load())
         records = store.Store.from_settings(settings.load(), timeout_s=5.0)
         deadline = time.monotonic() + START_S
         while not any(one["phase"] == "ready" for one in records.workers()):
