@@ -109,7 +109,10 @@ function ops.submit(id, record, max_queue, idem, idem_ttl)
     'deadline', stamp(now + tonumber(fields.timeout)))
   redis.call('ZADD', P .. ':live:' .. fields.pipeline, now + tonumber(fields.timeout), id)
   redis.call('ZADD', P .. ':jobs:' .. fields.pipeline, now, id)
-  if idem ~= '' then redis.call('SET', P .. ':idem:' .. idem, id, 'EX', idem_ttl) end
+  if idem ~= '' then
+    redis.call('SET', P .. ':idem:' .. idem, id, 'EX', idem_ttl)
+    redis.call('HSET', job_key(id), 'idem', idem)
+  end
   count(fields.pipeline, 'accepted')
   mark_queued(id, 0)
   return {'ok', id}
@@ -211,9 +214,14 @@ end
 -- Forget a finished job. Returns its result, so that the caller can remove the files.
 function ops.delete(id)
   local state = get(id, 'state')
-  if not state then return {'gone'} end
+  if not state then
+    redis.call('ZREM', P .. ':ended', id)  -- its backstop came first
+    return {'gone'}
+  end
   if not TERMINAL[state] then return {'live'} end
   local result = get(id, 'result') or ''
+  local idem = get(id, 'idem')
+  if idem and redis.call('GET', P .. ':idem:' .. idem) == id then redis.call('DEL', P .. ':idem:' .. idem) end
   redis.call('ZREM', P .. ':jobs:' .. get(id, 'pipeline'), id)
   redis.call('ZREM', P .. ':ended', id)
   redis.call('DEL', job_key(id))

@@ -2,94 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, cast
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from omniqueue import errors, payloads, pipeline, settings
+from omniqueue.claims import Claim as Claim
+from omniqueue.claims import Owed as Owed
+from omniqueue.claims import Submission as Submission
+from omniqueue.connection import connect as connect
+from omniqueue.connection import reachable
 from omniqueue.job import Job, JobState
 
 #: A worker's heartbeat in Redis outlives this many missed beats.
 HEARTBEAT_TTL_S = 5.0
 IDEMPOTENCY_TTL_S = 24 * 3600
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The right to run one stage of one job: until the lease lapses, and only with this attempt number."""
-
-    job_id: str
-    stage_id: int
-    attempt: int
-    request: Mapping[str, Any]
-    #: Seconds until the job's deadline, when it was claimed.
-    remaining_s: float
-    #: The request's input media, if it has any.
-    input_reference: payloads.Reference | None
-    #: Outputs of the earlier stages, by stage id.
-    references: Mapping[int, payloads.Reference]
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What became of a submitted job: its id, and whether an earlier request with the same key already had made it."""
-
-    job_id: str
-    existing: bool
-
-
-@dataclass(frozen=True)
-class Owed:
-    """A stage of a job whose message has to be published (again)."""
-
-    job_id: str
-    stage_id: int
-
-    @classmethod
-    def parse(cls, text: str) -> Owed:
-        """Read ``id:stage``."""
-        job_id, _, stage = text.rpartition(":")
-        return cls(job_id, int(stage))
-
-
-def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
-    """A client that answers or fails within ``timeout_s``; redis-py's own defaults are 5 s and 100 connections."""
-    return redis.Redis.from_url(
-        url,
-        decode_responses=True,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        max_connections=4096,
-        # Once, for a pooled connection that a restart of Redis has closed; a time-out is not retried, or a Redis that
-        # hangs would take twice ``timeout_s``.
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        health_check_interval=30,
-        **options,
-    )
-
-
-@contextlib.contextmanager
-def _reachable() -> Iterator[None]:
-    """Turn the client's connection errors into ours."""
-    try:
-        yield
-    except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.ReadOnlyError) as exc:
-        raise errors.BrokerUnavailable() from exc
-    except redis.ResponseError as exc:
-        if "OOM" in str(exc):  # maxmemory reached: nothing was written
-            raise errors.BrokerUnavailable("Redis is out of memory, so nothing was accepted.") from exc
-        raise
+#: An engine may say why at any length; a record stays small.
+_REASON_CHARS = 4000
 
 
 def new_id() -> str:
@@ -127,12 +63,12 @@ class Store:
         return ":".join((self.namespace, *parts))
 
     def _call(self, operation: str, *args: Any) -> list[Any]:
-        with _reachable():
+        with reachable():
             return cast("list[Any]", self._script(keys=[], args=[operation, self.namespace, *args]))
 
     def ping(self) -> None:
         """Raise BrokerUnavailable unless Redis answers."""
-        with _reachable():
+        with reachable():
             self.client.ping()
 
     # -- a job's life ------------------------------------------------------------------------------------------------
@@ -218,20 +154,14 @@ class Store:
         result: Mapping[str, Any] | None = None,
     ) -> str:
         """Record a stage's output if the claim still holds. Returns next, succeeded, stale, cancelled or expired."""
-        return str(
-            self._call(
-                "finish",
-                claim.job_id,
-                claim.stage_id,
-                claim.attempt,
-                json.dumps(reference.to_json()) if reference else "",
-                json.dumps(params),
-                json.dumps(result) if result is not None else "",
-            )[0]
-        )
+        said = json.dumps(reference.to_json()) if reference else ""
+        ended = json.dumps(result) if result is not None else ""
+        answer = self._call("finish", claim.job_id, claim.stage_id, claim.attempt, said, json.dumps(params), ended)
+        return str(answer[0])
 
     def fail(self, claim: Claim, code: str, reason: str, *, retry: bool, counted: bool = True) -> str:
         """End an attempt without a result. Returns queued (owed again), stale, failed, cancelled or expired."""
+        reason = reason[:_REASON_CHARS].encode(errors="replace").decode()
         flags = ["1" if flag else "0" for flag in (retry, counted)]
         return str(self._call("fail", claim.job_id, claim.stage_id, claim.attempt, code, reason, *flags)[0])
 
@@ -265,7 +195,7 @@ class Store:
     def lead(self, what: str, holder: str, ttl_s: float) -> bool:
         """True while ``holder`` is the one process that does ``what``."""
         key = self._key("lead", what)
-        with _reachable():
+        with reachable():
             if self.client.set(key, holder, nx=True, px=int(ttl_s * 1000)):
                 return True
             if self.client.get(key) == holder:
@@ -277,13 +207,11 @@ class Store:
 
     def job(self, job_id: str) -> Job | None:
         """The record, or None."""
-        with _reachable():
+        with reachable():
             fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
         return Job.from_hash(job_id, fields) if fields.get("state") else None
 
-    def jobs(
-        self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False
-    ) -> list[Job]:
+    def jobs(self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False) -> list[Job]:
         """The newest jobs first, or the oldest; ``bound`` is a creation time to begin at, inclusive to the microsecond.
 
         Times in the index may differ from those in the record by a rounding, so a page's last job may come again.
@@ -291,7 +219,7 @@ class Store:
         key, edge = self._key("jobs", pipeline_name), "-inf" if ascending else "+inf"
         if bound is not None:
             edge = f"{bound - 2e-6:.7f}" if ascending else f"{bound + 2e-6:.7f}"
-        with _reachable():
+        with reachable():
             if ascending:
                 ids = cast("list[str]", self.client.zrangebyscore(key, edge, "+inf", start=0, num=limit))
             else:
@@ -300,12 +228,14 @@ class Store:
             for job_id in ids:
                 pipe.hgetall(self._key("job", job_id))
             hashes = cast("list[dict[str, str]]", pipe.execute() if ids else [])
+            if gone := [i for i, h in zip(ids, hashes, strict=True) if not h.get("state")]:
+                self.client.zrem(key, *gone)  # records that went by their backstop
         return [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
 
     def running(self, job_ids: Iterable[str]) -> set[str]:
         """Those of ``job_ids`` that are not terminal."""
         ids = list(job_ids)
-        with _reachable():
+        with reachable():
             pipe = self.client.pipeline(transaction=False)
             for job_id in ids:
                 pipe.hget(self._key("job", job_id), "state")
@@ -314,13 +244,13 @@ class Store:
 
     def position(self, queue: str, job_id: str) -> int | None:
         """How many jobs wait in ``queue`` before this one; None when it does not wait there."""
-        with _reachable():
+        with reachable():
             return cast("int | None", self.client.zrank(self._key("wait", queue), job_id))
 
     def waiting(self, queue: str) -> tuple[int, float]:
         """How many jobs wait in ``queue``, and for how long the oldest has, in seconds."""
         key = self._key("wait", queue)
-        with _reachable():
+        with reachable():
             count = self.client.zcard(key)
             oldest = cast("list[tuple[str, float]]", self.client.zrange(key, 0, 0, withscores=True))
             seconds, micros = self.client.time()
@@ -328,12 +258,12 @@ class Store:
 
     def live(self, pipeline_name: str) -> int:
         """Jobs accepted and not finished."""
-        with _reachable():
+        with reachable():
             return self.client.zcard(self._key("live", pipeline_name))
 
     def counts(self, pipeline_name: str) -> dict[str, int]:
         """Jobs accepted and ended so far, by state."""
-        with _reachable():
+        with reachable():
             fields = cast("dict[str, str]", self.client.hgetall(self._key("count", pipeline_name)))
         return {name: int(value) for name, value in fields.items()}
 
@@ -352,7 +282,7 @@ class Store:
         return stop
 
     def _pop(self, key: str, timeout_s: float, most: int) -> list[str]:
-        with _reachable():
+        with reachable():
             answer = self.client.blmpop(timeout_s, 1, key, direction="LEFT", count=most)
         return cast("list[str]", cast("Sequence[Any]", answer)[1]) if answer else []
 
@@ -360,7 +290,7 @@ class Store:
 
     def beat(self, worker: str, facts: Mapping[str, Any]) -> None:
         """Announce a worker; it counts as alive for HEARTBEAT_TTL_S."""
-        with _reachable():
+        with reachable():
             pipe = self.client.pipeline(transaction=False)
             pipe.set(self._key("worker", worker), json.dumps(facts), px=int(HEARTBEAT_TTL_S * 1000))
             pipe.zadd(self._key("workers"), {worker: time.time()})
@@ -368,7 +298,7 @@ class Store:
 
     def retire(self, worker: str) -> None:
         """Take a worker's announcement back."""
-        with _reachable():
+        with reachable():
             pipe = self.client.pipeline(transaction=False)
             pipe.delete(self._key("worker", worker), self._key("control", worker))
             pipe.zrem(self._key("workers"), worker)
@@ -376,7 +306,7 @@ class Store:
 
     def workers(self) -> list[dict[str, Any]]:
         """The announcements of all live workers; those of dead ones are dropped on the way."""
-        with _reachable():
+        with reachable():
             ids = cast("list[str]", self.client.zrange(self._key("workers"), 0, -1))
             if not ids:
                 return []
@@ -388,17 +318,17 @@ class Store:
 
     def declare(self, pipe: pipeline.Pipeline) -> None:
         """Say which topology the router serves, for workers to compare."""
-        with _reachable():
+        with reachable():
             self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, ex=60)
 
     def declared(self, pipe: pipeline.Pipeline) -> str | None:
         """The fingerprint that a router has declared for this pipeline in the last minute."""
-        with _reachable():
+        with reachable():
             return cast("str | None", self.client.get(self._key("pipeline", pipe.name)))
 
     def oldest_messages(self, lists: Iterable[str]) -> list[str]:
         """The raw broker message that is taken next from each non-empty list."""
-        with _reachable():
+        with reachable():
             pipe = self.client.pipeline(transaction=False)
             for name in lists:
                 pipe.lindex(name, -1)
