@@ -147,7 +147,8 @@ def test_a_tensor_of_a_reader_may_be_put_again_without_a_framework(shm: PayloadS
 
 
 def test_arrays_of_other_libraries_are_taken_as_they_are(shm: PayloadStore) -> None:
-    for array in (numpy.arange(6, dtype="float32").reshape(2, 3), numpy.empty((0, 4), "int16")):
+    arrays: list[Any] = [numpy.arange(6, dtype="float32").reshape(2, 3), numpy.empty((0, 4), "int16")]
+    for array in arrays:
         given = Tensor(str(array.dtype), array.shape, memoryview(array))
         with shm.open(shm.put(shm.name("a" * 32, 0, array.ndim + array.size), [Item({}, {"x": given})])) as payload:
             assert bytes(payload.items[0].tensors["x"].buffer) == array.tobytes()
