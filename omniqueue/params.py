@@ -68,6 +68,7 @@ def image_job(pipe: Pipeline, **fields: Any) -> dict[str, Any]:
     """
     given = {name: value for name, value in fields.items() if value is not None}
     check_prompt(pipe, given.get("prompt", ""))
+    check_text(pipe, given.get("negative_prompt", ""), "negative_prompt")
     width, height = pipe.size.default
     if "size" in given:
         width, height = parse_size(given.pop("size"), pipe.size)
@@ -84,14 +85,19 @@ def check_prompt(pipe: Pipeline, prompt: str, param: str = "prompt") -> None:
     """Raise InvalidRequest for a prompt that is blank, too long or not encodable."""
     if not prompt.strip():
         raise errors.InvalidRequest(f"{param} must not be empty.", param=param)
-    if len(prompt) > pipe.max_prompt_chars:
+    check_text(pipe, prompt, param)
+
+
+def check_text(pipe: Pipeline, text: str, param: str) -> None:
+    """Raise InvalidRequest for a text that is too long or not encodable; it may be empty, as a negative prompt may."""
+    if len(text) > pipe.max_prompt_chars:
         raise errors.InvalidRequest(
-            f"{param} has {len(prompt):,} characters; at most {pipe.max_prompt_chars:,} are served.", param=param
+            f"{param} has {len(text):,} characters; at most {pipe.max_prompt_chars:,} are served.", param=param
         )
-    if "\0" in prompt:
+    if "\0" in text:
         raise errors.InvalidRequest(f"{param} must not contain NUL characters.", param=param)
     try:
-        prompt.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise errors.InvalidRequest(f"{param} must be valid Unicode; it has a lone surrogate.", param=param) from None
 

@@ -25,18 +25,19 @@ def response(services: Services, record: job.Job) -> flask.Response:
     """``event: status`` with the job object now and on every change; the terminal one ends the stream."""
     # Inside the request's context, which the URLs in a result need.
     body = flask.stream_with_context(_events(services, record))
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", openai_format.JOB_HEADER: record.id}
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return flask.Response(body, content_type="text/event-stream; charset=utf-8", headers=headers)
 
 
 def _events(services: Services, record: job.Job) -> Iterator[bytes]:
-    """The stream; the client leaving closes the generator at its next write."""
+    """The stream; the client leaving closes the generator at its next write, and so does the router's shutdown."""
     latest: job.Job | None = record
     shown: dict[str, Any] = {}
     written_at = 0.0
     best = 0.0
-    ends_at = time.monotonic() + max(0.0, record.deadline - time.time()) + _GRACE_S
-    while True:
+    # By durations only: this host's clock need not agree with Redis's.
+    ends_at = time.monotonic() + record.deadline - record.created_at + _GRACE_S
+    while not services.stopping.is_set():
         if latest is None:
             yield _event("error", openai_format.of_error(errors.NotFound(f"Job {record.id} was deleted.")).body())
             return
@@ -54,7 +55,7 @@ def _events(services: Services, record: job.Job) -> Iterator[bytes]:
         if time.monotonic() > ends_at:
             yield _event("error", openai_format.of_error(errors.JobExpired()).body())
             return
-        time.sleep(POLL_S)
+        services.stopping.wait(POLL_S)
         latest = _again(services, latest)
 
 

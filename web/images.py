@@ -39,7 +39,7 @@ def generations() -> flask.Response:
     ask = ask_for(services, request, "images.generations")
     record = submission.complete(services, ask)
     body = _formatted(services, record, request.response_format)
-    return openai_format.reply(body, headers={openai_format.JOB_HEADER: record.id})
+    return openai_format.reply(body)
 
 
 def ask_for(services: Services, request: schema.Picture, endpoint: str) -> submission.Ask:
@@ -70,6 +70,16 @@ def _job(pipe: Pipeline, request: schema.Picture) -> dict[str, Any]:
     return params.image_job(pipe, **fields, model=model)
 
 
+def _read(services: Services, name: str) -> bytes:
+    try:
+        return services.media.read(name)
+    except errors.NotFound:
+        raise errors.JobFailed(
+            f"The picture {name} was made, but it is not at {services.media.url} as this router sees it; "
+            "OMNIQUEUE_MEDIA_FS_URL must name a place that the router and the last stage's workers share."
+        ) from None
+
+
 def _formatted(services: Services, record: job.Job, response_format: str) -> Mapping[str, Any]:
     result, request = record.result or {}, record.request
     data = []
@@ -77,7 +87,7 @@ def _formatted(services: Services, record: job.Job, response_format: str) -> Map
         if response_format == "url":
             picture = {"url": files.url(services, entry["file"])}
         else:
-            picture = {"b64_json": base64.b64encode(services.media.read(entry["file"])).decode()}
+            picture = {"b64_json": base64.b64encode(_read(services, entry["file"])).decode()}
         data.append({**picture, "revised_prompt": None, "seed": entry.get("seed")})
     return {
         "created": int(record.finished_at or record.created_at),

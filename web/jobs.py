@@ -27,7 +27,7 @@ def create() -> flask.Response:
     ask = images.ask_for(services, decode.typed(content, schema.ImageJob), "jobs")
     job_id = submission.accept(services, ask, store.new_id()).job_id
     body = job_view.of(services, _record(services, job_id))
-    headers = {"Location": flask.url_for("jobs.retrieve", job_id=job_id), openai_format.JOB_HEADER: job_id}
+    headers = {"Location": flask.url_for("jobs.retrieve", job_id=job_id)}
     return openai_format.reply(body, 202, headers)
 
 
@@ -81,6 +81,7 @@ def _record(services: Services, job_id: str) -> job.Job:
     record = services.store.job(job_id)
     if record is None:
         raise _unknown(job_id)
+    flask.g.job_id = job_id
     return record
 
 

@@ -18,7 +18,7 @@ from web import submission
 log = logging.getLogger(__name__)
 
 #: Every answer about a job names it here, also when it failed.
-JOB_HEADER = "X-Omniqueue-Job-Id"
+_JOB_HEADER = "X-Omniqueue-Job-Id"
 
 #: What a failed job's code means for its client; any other code is our own fault, 500.
 _JOB_ERRORS: Mapping[str, type[errors.OmniqueueError]] = {
@@ -78,7 +78,7 @@ def of_job(record: job.Job) -> Problem:
     """Why a job has no result, with the stage, the reason and the number of attempts."""
     facts = job_error(record)
     kind = _JOB_ERRORS.get(facts["code"], errors.JobFailed)
-    return Problem(kind.status, facts["message"], kind.type, facts["code"], headers={JOB_HEADER: record.id})
+    return Problem(kind.status, facts["message"], kind.type, facts["code"])
 
 
 def job_error(record: job.Job) -> dict[str, Any]:
@@ -97,8 +97,15 @@ def job_error(record: job.Job) -> dict[str, Any]:
     return {**told, "code": told.get("code") or errors.JobFailed.code, "message": f"{where} failed {tries}: {reason}"}
 
 
+def _name_job(response: flask.Response) -> flask.Response:
+    if "job_id" in flask.g:
+        response.headers[_JOB_HEADER] = flask.g.job_id
+    return response
+
+
 def register(app: flask.Flask) -> None:
     """Turn every exception into an error response."""
+    app.after_request(_name_job)
     app.register_error_handler(errors.OmniqueueError, _on_own)
     app.register_error_handler(HTTPException, _on_http)
     app.register_error_handler(Exception, _on_unexpected)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +13,11 @@ from typing import Any
 import flask
 from gunicorn.app.base import BaseApplication
 
-from omniqueue import catalog, errors, settings
+from omniqueue import catalog, embedded, errors, settings
 from web import app, services
 
-#: After SIGTERM: how long requests in hand may still wait for their jobs, in seconds.
-_GRACE_S = 30
+#: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
+_MARGIN_S = 3
 
 
 def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str, Any]:
@@ -30,22 +32,35 @@ def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str,
         "worker_connections": config.router_threads + 1000,
         # With gthread this watches the worker's main loop, not the requests: those end by their job's deadline.
         "timeout": 60,
-        "graceful_timeout": _GRACE_S,
+        "graceful_timeout": math.ceil(config.drain_grace_s) + _MARGIN_S,
         # Longer than the idle time of common proxies, which would otherwise meet a closing connection.
         "keepalive": 75,
         # The heartbeat file on a disk that stalls would get healthy workers killed.
         "worker_tmp_dir": config.shm_dir,
         # No second way in, and no socket left behind.
         "control_socket_disable": True,
-        "post_worker_init": _start_threads,
+        "post_fork": _die_with_master,
+        "post_worker_init": _start_worker,
         "loglevel": "warning",
         "proc_name": "omniqueue-router",
     }
 
 
-def _start_threads(worker: Any) -> None:
-    """After the fork, so that an idle router also reaps."""
-    services.of(worker.wsgi).start()
+def _die_with_master(server: Any, worker: Any) -> None:
+    """A worker whose master was killed gets SIGTERM instead of living on."""
+    embedded.die_with_parent()
+
+
+def _start_worker(worker: Any) -> None:
+    """After the fork: start the threads, so that an idle router also reaps, and drain on SIGTERM."""
+    router = services.of(worker.wsgi)
+    router.start()
+
+    def on_term(number: int, frame: Any) -> None:
+        router.shut_down()
+        worker.handle_exit(number, frame)
+
+    signal.signal(signal.SIGTERM, on_term)
 
 
 class Server(BaseApplication):  # type: ignore[misc]

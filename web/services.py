@@ -27,6 +27,8 @@ class Services:
     media: media.MediaStore
     waiter: wait.ReplyWaiter
     started_at: float = field(default_factory=time.time)
+    #: Set when the process is to end: streams end at once.
+    stopping: threading.Event = field(default_factory=threading.Event)
     _pid: int = 0
     _reaper: reaper.Reaper | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,6 +50,17 @@ class Services:
                 self._reaper = self._new_reaper()
                 self._reaper.start()
                 self._pid = os.getpid()
+
+    def shut_down(self) -> None:
+        """For a signal handler: streams end now, requests in hand may wait for their jobs for the grace period.
+
+        A second call ends their wait at once; the jobs go on.
+        """
+        grace_s = 0.0 if self.stopping.is_set() else self.config.drain_grace_s
+        self.stopping.set()
+        timer = threading.Timer(grace_s, self.waiter.release)
+        timer.daemon = True
+        timer.start()
 
     def stop(self) -> None:
         """End the threads of this process."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import flask
 import msgspec
 
 from omniqueue import chain, errors, job, store
@@ -83,6 +84,7 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
         )
     except errors.QueueFull as exc:
         raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
+    flask.g.job_id = submission.job_id  # every answer from here on names the job
     if not submission.existing:
         # Should this fail, the record says that the work is owed, and a reaper enqueues it.
         chain.publish(ask.pipeline, store.Owed(submission.job_id, 0), ask.priority)

@@ -25,6 +25,13 @@ RECHECK_S = 0.5
 _RETRY_S = 0.2
 
 
+class ShuttingDown(errors.NotReady):
+    """The router is shutting down while the request waits; its job goes on."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"The router is shutting down; job {job_id} goes on: GET /v1/jobs/{job_id} tells its end.")
+
+
 @dataclass(eq=False)
 class Waiting:
     """Somebody who waits for a job; several may wait for the same one."""
@@ -45,6 +52,7 @@ class ReplyWaiter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._reply_to = ""
+        self._released = False
 
     @property
     def reply_to(self) -> str:
@@ -69,6 +77,8 @@ class ReplyWaiter:
         waiting = Waiting(job_id)
         with self._lock:
             self._waiting.setdefault(job_id, set()).add(waiting)
+            if self._released:
+                waiting.woken.set()
         try:
             yield waiting
         finally:
@@ -81,7 +91,7 @@ class ReplyWaiter:
     def wait(self, waiting: Waiting, timeout_s: float) -> job.Job:
         """The job's record once it is terminal.
 
-        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``.
+        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``, ShuttingDown.
         """
         waiting.submitted = True
         deadline = time.monotonic() + timeout_s
@@ -90,6 +100,8 @@ class ReplyWaiter:
             record = self._ended(waiting.job_id)
             if record is not None:
                 return record
+            if self._released:
+                raise ShuttingDown(waiting.job_id)
         raise errors.JobExpired(f"Job {waiting.job_id} did not end within its time limit.")
 
     def _ended(self, job_id: str) -> job.Job | None:
@@ -104,6 +116,13 @@ class ReplyWaiter:
                 "send the request again."
             )
         return record if record.state.terminal else None
+
+    def release(self) -> None:
+        """End every wait, now and from now on: the process is to leave."""
+        with self._lock:
+            self._released = True
+            for job_id in self._waiting:
+                self._set(job_id)
 
     # -- the waking side ---------------------------------------------------------------------------------------------
 
@@ -132,5 +151,8 @@ class ReplyWaiter:
     def _wake(self, job_ids: Iterable[str]) -> None:
         with self._lock:
             for job_id in job_ids:
-                for waiting in self._waiting.get(job_id, ()):
-                    waiting.woken.set()
+                self._set(job_id)
+
+    def _set(self, job_id: str) -> None:
+        for waiting in self._waiting.get(job_id, ()):
+            waiting.woken.set()
