@@ -41,6 +41,8 @@ class Reaper:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reaper", daemon=True)
         self._swept_at = 0.0
+        #: When Redis was last seen away, on the monotonic clock.
+        self._away_at = float("-inf")
         self._lists: dict[str, list[str]] = {}
 
     def start(self) -> None:
@@ -58,7 +60,7 @@ class Reaper:
             try:
                 self.once()
             except errors.BrokerUnavailable:
-                pass  # nothing can be owed or swept while the records cannot be read
+                self._away_at = time.monotonic()  # nothing can be owed or swept while the records cannot be read
             except Exception:  # a reaper that dies would lose work silently
                 log.exception("action=reaper_failed")
 
@@ -75,7 +77,9 @@ class Reaper:
                     log.info("action=swept payload=%s", name)
 
     def _bring_back(self, pipe: Pipeline) -> None:
-        owed = self.store.reap(pipe.name)
+        # While Redis was away no worker could prolong its lease, so none is to blame for a lapse until all had time to.
+        back_s = time.monotonic() - self._away_at
+        owed = self.store.reap(pipe.name, grace_s=pipe.lease_s if back_s < pipe.lease_s else 0.0)
         for stage in pipe.stages:
             owed += self.store.lost(stage.queue, self._oldest(stage.queue), MESSAGE_GRACE_S)
         for one in owed:

@@ -10,7 +10,7 @@ local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
 -- Reply lists and control lists of processes that are gone vanish by themselves.
-local LIST_TTL_S = 600
+local LIST_TTL_S = 60
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -93,6 +93,8 @@ local ops = {}
 
 -- id, record (JSON object of strings), max_queue, idempotency key or '', its time to live
 function ops.submit(id, record, max_queue, idem, idem_ttl)
+  -- The client repeats a call whose answer was lost with the connection: it must not start a job's life again.
+  if get(id, 'state') then return {'ok', id} end
   local fields = cjson.decode(record)
   if idem ~= '' then
     local known = redis.call('GET', P .. ':idem:' .. idem)
@@ -118,8 +120,8 @@ function ops.submit(id, record, max_queue, idem, idem_ttl)
   return {'ok', id}
 end
 
--- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows
-function ops.claim(id, stage, worker, lease_s, fingerprint)
+-- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows, '1' when nothing else runs there
+function ops.claim(id, stage, worker, lease_s, fingerprint, alone)
   local key = job_key(id)
   local state = get(id, 'state')
   if not state then return {'gone'} end
@@ -139,6 +141,13 @@ function ops.claim(id, stage, worker, lease_s, fingerprint)
   if now > num(get(id, 'deadline')) then
     finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the job waited.'))
     return {'over'}
+  end
+  -- A worker's death counts against all that ran in it. So the last attempt is made alone: then it is known whose fault
+  -- it is, and the neighbours of a request that kills its worker do not fail with it.
+  local failures = num(get(id, stage .. ':failures'))
+  if alone ~= '1' and failures > 0 and failures + 1 >= num(get(id, 'max_attempts')) then
+    redis.call('HSET', key, stage .. ':published', stamp(now))  -- its message is in good hands
+    return {'alone'}
   end
   local attempt = redis.call('HINCRBY', key, stage .. ':attempt', 1)
   local lease = now + tonumber(lease_s)
@@ -177,6 +186,10 @@ end
 -- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job)
 function ops.finish(id, stage, attempt, ref, params, result)
   stage = num(stage)
+  -- Said again, since the first answer was lost with the connection: 'stale' would make the worker drop its output.
+  if get(id, stage .. ':state') == 'done' and num(get(id, stage .. ':attempt')) == num(attempt) then
+    return {result ~= '' and get(id, 'state') or 'next'}
+  end
   if not is_current(id, stage, attempt) then return {'stale'} end
   if get(id, 'state') == 'cancelling' then return {finalize(id, 'cancelled')} end
   if now > num(get(id, 'deadline')) then
@@ -228,10 +241,12 @@ function ops.delete(id)
   return {'deleted', result}
 end
 
--- Lapsed leases and passed deadlines. pipeline, limit. Returns id:stage of every stage that is owed again.
-function ops.reap(pipeline, limit)
+-- Lapsed leases and passed deadlines. pipeline, limit, seconds that a lease may be overdue. Returns id:stage of every
+-- stage that is owed again.
+function ops.reap(pipeline, limit, grace_s)
   local owed = {}
-  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases:' .. pipeline, '-inf', now, 'LIMIT', 0, limit)) do
+  local lapsed = stamp(now - tonumber(grace_s))
+  for _, entry in ipairs(redis.call('ZRANGEBYSCORE', P .. ':leases:' .. pipeline, '-inf', lapsed, 'LIMIT', 0, limit)) do
     local id, stage = entry:match('^(.*):(%d+)$')
     stage = num(stage)
     local state = get(id, 'state')

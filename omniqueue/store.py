@@ -118,9 +118,14 @@ class Store:
             raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
         return Submission(job_id=answer[1], existing=answer[0] == "existing")
 
-    def claim(self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str) -> Claim | str:
-        """Claim a stage. Otherwise why not: gone, over, done (pass it on), busy (another has it), early, mismatch."""
-        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint)
+    def claim(
+        self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str, *, alone: bool = False
+    ) -> Claim | str:
+        """Claim a stage, or why not: gone, over, done (pass it on), busy (another has it), early, mismatch, alone.
+
+        The last attempt is only given with ``alone``, by which the worker says that nothing else runs in it.
+        """
+        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, "1" if alone else "0")
         if answer[0] != "run":
             return str(answer[0])
         _, attempt, request, remaining, given, *references = answer
@@ -176,9 +181,9 @@ class Store:
 
     # -- what the reaper asks ----------------------------------------------------------------------------------------
 
-    def reap(self, pipeline_name: str, limit: int = 200) -> list[Owed]:
-        """End what is past its deadline; stages whose lease has lapsed are owed again, and returned."""
-        return [Owed.parse(text) for text in self._call("reap", pipeline_name, limit)]
+    def reap(self, pipeline_name: str, limit: int = 200, grace_s: float = 0.0) -> list[Owed]:
+        """End what is past its deadline; stages whose lease lapsed ``grace_s`` ago are owed again, and returned."""
+        return [Owed.parse(text) for text in self._call("reap", pipeline_name, limit, grace_s)]
 
     def lost(self, queue: str, oldest: Iterable[str], grace_s: float = 2.0, limit: int = 200) -> list[Owed]:
         """Stages that wait in vain: their message is not in the queue.

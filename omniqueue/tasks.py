@@ -28,17 +28,17 @@ def run_stage(job_id: str, stage_id: int) -> None:
 
 def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
     """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage)."""
-    claim = host.claim(job_id, stage_id)
-    if isinstance(claim, str):
-        log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
-        return claim == "done"  # finished before: only pass it on
-    try:
-        output = host.run(claim)
-        outcome = host.record(claim, output)
-    except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
-        outcome = _failed(host, claim, exc)
-    log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
-    return outcome in ("next", "succeeded")
+    with host.claimed(job_id, stage_id) as claim:
+        if isinstance(claim, str):
+            log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
+            return claim == "done"  # finished before: only pass it on
+        try:
+            output = host.run(claim)
+            outcome = host.record(claim, output)
+        except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
+            outcome = _failed(host, claim, exc)
+        log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
+        return outcome in ("next", "succeeded")
 
 
 def _failed(host: StageHost, claim: Claim, exc: Exception) -> str:

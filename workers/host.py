@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,14 @@ from omniqueue.payloads import Item, PayloadStore, Reference
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
 from workers import result
+from workers.gate import Gate
 
 log = logging.getLogger(__name__)
 
 #: How long recording an outcome may be tried while Redis is away, in seconds.
 _RECORD_PATIENCE_S = 60.0
+#: How long a message that cannot start waits before the record is asked again whether it is still wanted, in seconds.
+_TURN_S = 1.0
 
 Key = tuple[str, int, int]
 
@@ -64,13 +68,29 @@ class StageHost:
         self.dead = threading.Event()
         self._running: dict[Key, Running] = {}
         self._lock = threading.Condition()
+        self._gate = Gate()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
 
     # -- the path of a claim -----------------------------------------------------------------------------------------
 
-    def claim(self, job_id: str, stage_id: int) -> Claim | str:
+    @contextlib.contextmanager
+    def claimed(self, job_id: str, stage_id: int) -> Iterator[Claim | str]:
+        """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block."""
+        alone = False
+        while True:
+            with (self._gate.alone if alone else self._gate.together)(_TURN_S) as entered:
+                answer: Claim | str = "alone"
+                if entered or alone:
+                    # Not alone yet: asking again says that the message is in good hands, and ends the wait at last.
+                    answer = self.claim(job_id, stage_id, alone=alone and entered)
+                    alone = answer == "alone"
+                if answer != "alone":
+                    yield answer
+                    return
+
+    def claim(self, job_id: str, stage_id: int, *, alone: bool = False) -> Claim | str:
         """Claim a stage, waiting out a short absence of Redis; a message lost here is enqueued again by the reaper."""
         if stage_id != self.stage.stage_id:
             log.error("action=wrong_stage job=%s stage=%s worker_stage=%s", job_id, stage_id, self.stage.stage_id)
@@ -80,7 +100,9 @@ class StageHost:
             return "draining"
         if self.dead.is_set():
             return "dead"
-        answer: Claim | str = _patiently(lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker))
+        answer: Claim | str = _patiently(
+            lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker, alone=alone)
+        )
         return answer
 
     def run(self, claim: Claim) -> Sequence[StageOutput]:
@@ -157,7 +179,7 @@ class StageHost:
         """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
         resolved = outputs[0].data.get("resolved", {}) if outputs else {}
         reference, ended = None, None
-        if self.stage is self.pipe.stages[-1]:
+        if self.stage.stage_id == self.pipe.stages[-1].stage_id:
             ended = result.store(self.media, claim, outputs, self.stage)
         else:
             name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
@@ -223,9 +245,9 @@ class StageHost:
         with self._lock:
             self._lock.wait_for(lambda: not self._running, timeout=10.0)
 
-    def check_health(self, timeout_s: float) -> None:
-        """Raise EngineDead when the engine can take no more requests, TimeoutError when its loop does not answer."""
-        asyncio.run_coroutine_threadsafe(self.engine.check_health(), self._loop).result(timeout=timeout_s)
+    def ask_health(self) -> Future[None]:
+        """The engine's answer to whether it can take more requests: EngineDead when it cannot."""
+        return asyncio.run_coroutine_threadsafe(self.engine.check_health(), self._loop)
 
     def surrender(self) -> None:
         """Give back everything in hand, as failures that count: this process is about to leave with a broken engine."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 from omniqueue import errors, store
@@ -28,6 +28,8 @@ class Pulse:
         self._started_at = time.time()
         self._stop = threading.Event()
         self._told = time.monotonic()
+        self._health: Future[None] | None = None
+        self._asked_at = 0.0
         self._threads = [
             threading.Thread(target=self._beat_loop, name="pulse", daemon=True),
             threading.Thread(target=self._control_loop, name="control", daemon=True),
@@ -44,7 +46,9 @@ class Pulse:
         log.warning("action=loading stage=%s elapsed_s=%.1f phase=%s", self.host.stage.queue, self._elapsed(), phase)
 
     def ready(self) -> None:
-        """From now on the worker counts as a live replica."""
+        """From now on the worker counts as a live replica; Celery says it again after each reconnection."""
+        if self._phase != "loading":
+            return
         self._phase, self._detail = "ready", ""
         self._beat_once()
         log.warning("action=ready stage=%s elapsed_s=%.1f", self.host.stage.queue, self._elapsed())
@@ -98,7 +102,8 @@ class Pulse:
         }
 
     def _beat_loop(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
+        # Several beats to a lease, so that one that comes late does not cost it.
+        while not self._stop.wait(min(INTERVAL_S, self.host.pipe.lease_s / 4)):
             self._beat_once()
             self._check_engine()
 
@@ -120,12 +125,20 @@ class Pulse:
             self._leave(f"no progress for {stalled_s:.0f} s while holding work")
         if self.host.dead.is_set():
             self._leave("the engine is dead")
-        try:
-            self.host.check_health(timeout_s=self.host.pipe.hang_timeout_s)
-        except (errors.EngineDead, TimeoutError) as exc:
-            self._leave(str(exc) or "the engine's health check timed out")
-        except asyncio.CancelledError:
-            pass  # shutting down
+        self._check_health()
+
+    def _check_health(self) -> None:
+        """Ask without waiting: an engine that is slow to answer must not keep the leases from being prolonged."""
+        now = time.monotonic()
+        if self._health is None:
+            self._health, self._asked_at = self.host.ask_health(), now
+        if not self._health.done():
+            if now - self._asked_at > self.host.pipe.hang_timeout_s:
+                self._leave(f"its health check has not answered for {now - self._asked_at:.0f} s")
+            return
+        health, self._health = self._health, None
+        if not health.cancelled() and isinstance(error := health.exception(), errors.EngineDead):
+            self._leave(error.message)
 
     def _leave(self, why: str) -> None:
         """Exit, for a supervisor to restart; what runs here is owed again once its lease lapses."""

@@ -94,6 +94,9 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._reaper: Reaper | None = None
         self._loading = False
         signals.worker_shutting_down.connect(self._on_signal)
+        signals.worker_ready.connect(self._on_consuming)
+        # Mingle waits a second for other workers' clocks, gossip follows their events: nothing here needs either.
+        parent.options.update(without_mingle=True, without_gossip=True)
         if parent.hostname.startswith("celery@"):  # two workers of one host must not share a node name
             _, stage = _selected()
             parent.hostname = f"{stage.queue}-{os.getpid()}@{socket.gethostname()}"
@@ -114,7 +117,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._load(_host, config)
         self._reaper = Reaper(store.Store.from_settings(config, timeout_s=5.0), known, shared, place)
         self._reaper.start()
-        self._pulse.ready()
 
     def _load(self, host: StageHost, config: settings.Settings) -> None:
         if self._pulse is None:
@@ -138,6 +140,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         finally:
             self._loading = False
             watchdog.cancel()
+
+    def _on_consuming(self, **_: Any) -> None:
+        """Celery consumes the queue: only now is this a live replica."""
+        if self._pulse is not None:
+            self._pulse.ready()
 
     def _on_signal(self, **_: Any) -> None:
         """SIGTERM: while loading, leave at once; otherwise the second one hands back what runs."""
