@@ -60,6 +60,11 @@ def load(config: settings.Settings) -> Catalog:
             param="OMNIQUEUE_STAGE_CONFIGS_PATH",
         )
     paths = [path for path in config.stage_configs_path.split(os.pathsep) if path]
+    if not paths:
+        raise errors.ConfigError(
+            f"OMNIQUEUE_STAGE_CONFIGS_PATH={config.stage_configs_path!r} names no file.",
+            param="OMNIQUEUE_STAGE_CONFIGS_PATH",
+        )
     pipelines = [_load_one(path, config) for path in paths]
     if len(pipelines) > 1:
         pipelines = [_prefixed(pipe) for pipe in pipelines]
@@ -78,7 +83,8 @@ def load(config: settings.Settings) -> Catalog:
 def _load_one(path: str, config: settings.Settings) -> Pipeline:
     pipe = configfile.load(path, model=config.model)
     if config.served_model_name:
-        pipe = dataclasses.replace(pipe, served_model_names=tuple(config.served_model_name.split(",")))
+        names = tuple(name.strip() for name in config.served_model_name.split(",") if name.strip())
+        pipe = dataclasses.replace(pipe, served_model_names=names)
     return pipe
 
 

@@ -51,8 +51,15 @@ def broker_lists(queue: str) -> list[str]:
 
 def jobs_of(messages: Iterable[str]) -> list[str]:
     """The job ids in raw broker messages, as :func:`signature` wrote them; "?" where there is none."""
-    found = (_ARGSREPR.match(str(json.loads(text).get("headers", {}).get("argsrepr", ""))) for text in messages)
-    return [match[1] if match else "?" for match in found]
+    return [_job_of(text) for text in messages]
+
+
+def _job_of(text: str) -> str:
+    try:
+        match = _ARGSREPR.fullmatch(json.loads(text)["headers"]["argsrepr"])
+    except (ValueError, LookupError, TypeError):  # somebody else's message
+        match = None
+    return match[1] if match else "?"
 
 
 def broker_is_redis() -> bool:

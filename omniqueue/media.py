@@ -6,6 +6,7 @@ The only module that opens a media URL. Storage is fsspec's: a local folder by d
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import re
@@ -40,9 +41,9 @@ def encode_image(image: Tensor, output_format: str, compression: int = 100) -> b
     """Encode a uint8 picture of shape (height, width, 3). ``compression`` is jpeg's and webp's quality, 0 to 100."""
     from PIL import Image
 
-    height, width, channels = image.shape
-    if image.dtype != "uint8" or channels not in (3, 4):
+    if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[2] not in (3, 4) or not image.nbytes:
         raise errors.EngineError(f"The engine's picture is {image.dtype} {image.shape}, not uint8 of 3 or 4 channels.")
+    height, width, channels = image.shape
     mode = "RGB" if channels == 3 else "RGBA"
     picture = Image.frombuffer(mode, (width, height), image.buffer, "raw", mode, 0, 1)
     file = io.BytesIO()
@@ -59,8 +60,12 @@ class MediaStore:
     """Files of finished jobs, under one fsspec URL."""
 
     def __init__(self, url: str) -> None:
+        """Raises ConfigError for a URL that nothing here can open."""
         self.url = url.rstrip("/")
-        self.fs, self._root = fsspec.core.url_to_fs(self.url)
+        try:
+            self.fs, self._root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as exc:
+            raise errors.ConfigError(f"OMNIQUEUE_MEDIA_FS_URL={url!r} cannot be opened: {exc}.") from exc
 
     def _path(self, name: str) -> str:
         job_of(name)
@@ -77,7 +82,9 @@ class MediaStore:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 self.fs.rm(path + ".part")
-            raise errors.NoRoom(f"Could not store {name} under {self.url}: {exc}.") from exc
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            kind = errors.NoRoom if full else errors.OmniqueueError
+            raise kind(f"Could not store {name} under {self.url}: {exc}.") from exc
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading. Raises NotFound."""

@@ -97,6 +97,10 @@ class Reaper:
     def _forget(self, pipe: Pipeline) -> None:
         self.store.declare(pipe)
         for job_id in self.store.outdated():
-            _, result = self.store.delete(job_id)
-            if self.media is not None:
-                self.media.remove(result)
+            record = self.store.job(job_id)
+            if record is not None and self.media is not None:
+                try:  # the files first: once the record is gone, nobody would know of them
+                    self.media.remove(record.result)
+                except (OSError, errors.OmniqueueError) as exc:
+                    log.warning("action=files_left_behind job=%s error=%s", job_id, exc)
+            self.store.delete(job_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -92,8 +93,11 @@ def _index(value: str) -> int:
 
 
 def _redis_url(value: str) -> str:
-    if urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+    parts = urlsplit(value)
+    if parts.scheme not in ("redis", "rediss", "unix") or not value.startswith(f"{parts.scheme}://"):
         raise ValueError("it must begin with redis://, rediss:// or unix://")
+    if parts.port == 0:  # reading it raises ValueError for what is no port
+        raise ValueError("its port must not be 0")
     return value
 
 
@@ -114,7 +118,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             return cast(value)
         except ValueError as exc:
-            raise errors.ConfigError(f"{key}={value!r} is not valid: {exc}.", param=key) from exc
+            shown = re.sub(r"//[^/]*@", "//***@", value)  # a login is nobody's business
+            raise errors.ConfigError(f"{key}={shown!r} is not valid: {exc}.", param=key) from None
 
     base = Settings()
     return Settings(

@@ -9,8 +9,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from workers.gate import Gate
 
 log = logging.getLogger(__name__)
 
+#: How long an engine may take to let go of a request whose deadline has passed, in seconds.
+_ABORT_PATIENCE_S = 5.0
 #: How long recording an outcome may be tried while Redis is away, in seconds.
 _RECORD_PATIENCE_S = 60.0
 #: How long a message that cannot start waits before the record is asked again whether it is still wanted, in seconds.
@@ -37,7 +39,9 @@ class Running:
     """A claimed stage in the engine."""
 
     claim: Claim
-    future: Any = None
+    task: asyncio.Task[list[StageOutput]] | None = None
+    #: Done once the engine has let go of every item, and not when it is only asked to.
+    ended: Future[list[StageOutput]] = field(default_factory=Future)
     #: Why it is being stopped, once it is.
     stop: errors.EngineError | None = None
     progress: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -87,7 +91,8 @@ class StageHost:
                     answer = self.claim(job_id, stage_id, alone=alone and entered)
                     alone = answer == "alone"
                 if answer != "alone":
-                    yield answer
+                    with self._holding(answer) if isinstance(answer, Claim) else contextlib.nullcontext():
+                        yield answer
                     return
 
     def claim(self, job_id: str, stage_id: int, *, alone: bool = False) -> Claim | str:
@@ -110,30 +115,42 @@ class StageHost:
 
         Raises what the engine raises, Stopped (cancelled, superseded or expired) or HandedBack (shutting down).
         """
-        running = Running(claim)
+        with self._holding(claim) as running, self._sources(claim) as sources:
+            self._loop.call_soon_threadsafe(self._begin, running, sources)
+            return self._wait(running)
+
+    @contextlib.contextmanager
+    def _holding(self, claim: Claim) -> Iterator[Running]:
+        """In hand from the claim until its outcome is recorded: all that time its lease is prolonged."""
         key = (claim.job_id, claim.stage_id, claim.attempt)
         with self._lock:
-            self._running[key] = running
+            outermost = key not in self._running
+            running = self._running.setdefault(key, Running(claim))
         try:
-            with self._sources(claim) as sources:
-                running.future = asyncio.run_coroutine_threadsafe(self._items(running, sources), self._loop)
-                if running.stop:  # told to stop before there was anything to cancel
-                    running.future.cancel()
-                return self._wait(running)
+            yield running
         finally:
-            with self._lock:
-                del self._running[key]
-                self._lock.notify_all()
+            if outermost:
+                with self._lock:
+                    del self._running[key]
+                    self._lock.notify_all()
+
+    def _begin(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> None:
+        running.task = self._loop.create_task(self._items(running, sources))
+        running.task.add_done_callback(lambda task: _tell(task, running))
+        if running.stop:  # told to stop before there was anything to cancel
+            running.task.cancel()
 
     def _wait(self, running: Running) -> Sequence[StageOutput]:
         try:
-            outputs: Sequence[StageOutput] = running.future.result(timeout=running.claim.remaining_s)
-        except TimeoutError:
-            running.future.cancel()
-            raise errors.Stopped("The deadline passed while the stage ran.") from None
-        except (FutureCancelled, asyncio.CancelledError):
-            raise running.stop or errors.EngineDead("The engine dropped the request.") from None
-        return outputs
+            return running.ended.result(timeout=running.claim.remaining_s)
+        except (TimeoutError, FutureTimeout):
+            if running.ended.done():  # the engine's own
+                raise
+        late = errors.Stopped("The deadline passed while the stage ran.")
+        self._stop(running, late)
+        with contextlib.suppress(Exception):
+            running.ended.result(timeout=_ABORT_PATIENCE_S)
+        raise late
 
     async def _items(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> list[StageOutput]:
         job = running.claim.request
@@ -216,10 +233,12 @@ class StageHost:
         """Abort a running claim in the engine; unknown keys are ignored."""
         with self._lock:
             running = self._running.get(key)
-        if running is not None and running.stop is None:
-            running.stop = why
-            if running.future is not None:
-                running.future.cancel()
+        if running is not None:
+            self._stop(running, why)
+
+    def _stop(self, running: Running, why: errors.EngineError) -> None:
+        running.stop = running.stop or why
+        self._loop.call_soon_threadsafe(lambda: running.task.cancel() if running.task else None)
 
     def held(self) -> list[tuple[Claim, tuple[int, int]]]:
         """Claims in hand, with their progress."""
@@ -227,9 +246,9 @@ class StageHost:
             return [(running.claim, running.total_progress()) for running in self._running.values()]
 
     def stalled_s(self) -> float:
-        """Seconds since anything moved, 0 when nothing runs."""
+        """Seconds since anything moved in the engine, 0 when nothing runs there."""
         with self._lock:
-            moved = [running.moved_at for running in self._running.values()]
+            moved = [r.moved_at for r in self._running.values() if r.task is not None and not r.ended.done()]
         return time.monotonic() - max(moved) if moved else 0.0
 
     def drain(self, grace_s: float, hand_back_now: Callable[[], bool]) -> None:
@@ -256,10 +275,23 @@ class StageHost:
                 self.give_up(claim, errors.EngineDead(), retry=True, counted=True)
 
     def close(self) -> None:
-        """Close the engine and its loop."""
+        """Close the engine and its loop; may be called twice."""
         self.engine.close()
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def _tell(task: asyncio.Task[list[StageOutput]], running: Running) -> None:
+    if task.cancelled():
+        running.ended.set_exception(running.stop or errors.EngineDead("The engine dropped the request."))
+    elif error := task.exception():
+        running.ended.set_exception(running.stop or error)
+    else:
+        running.ended.set_result(task.result())
 
 
 def worker_name(stage: Stage, host: str) -> str:
