@@ -55,7 +55,7 @@ class VllmOmniEngine:
         """
         began = time.monotonic()
         versions = environment.check_versions()
-        _check_model(model)
+        model = _checked_model(model)
         environment.prepare(model)
         report("importing vllm_omni")
         import vllm_omni  # noqa: F401  # before any vllm symbol: it replaces classes in vllm's modules
@@ -214,13 +214,8 @@ class VllmOmniEngine:
         converted = omni_output.convert(
             output, diffusion=self._diffusion, final=stage.final_output, final_type=stage.final_output_type
         )
-        made = len(converted.data.get("cumulative_token_ids", ()))
-        if limit is not None and converted.data.get("finish_reason") == "length" and made < limit - 1:
-            raise errors.EngineRejected(
-                f"The prompt leaves room for {made} of the picture's {limit - 1} tokens; shorten it or ask for a "
-                "smaller size.",
-                param="prompt",
-            )
+        if limit is not None and converted.data.get("finish_reason") == "length":
+            _check_complete(len(converted.data["cumulative_token_ids"]), limit - 1, params.max_tokens)
         return StageOutput({**converted.data, "resolved": omni_params.describe(params)}, converted.tensors)
 
     # -- control -----------------------------------------------------------------------------------------------------
@@ -263,6 +258,20 @@ class VllmOmniEngine:
                 loop.call_soon_threadsafe(task.cancel)
 
 
+def _check_complete(made: int, needed: int, max_tokens: int) -> None:
+    """Refuse a picture that was cut short: no later stage could use it. ``needed`` leaves out the end mark."""
+    if made >= needed:
+        return
+    if made >= max_tokens:
+        raise errors.EngineRejected(
+            f"max_tokens is {max_tokens}, and a picture of this size has {needed} tokens.", param="max_tokens"
+        )
+    raise errors.EngineRejected(
+        f"The prompt leaves room for {made} of the picture's {needed} tokens; shorten it or ask for a smaller size.",
+        param="prompt",
+    )
+
+
 def _tell(loop: asyncio.AbstractEventLoop, progress: Progress, done: int, total: int) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
         loop.call_soon_threadsafe(progress, done, total)
@@ -303,19 +312,21 @@ def _processors(source: Any, stage_id: int) -> tuple[Callable[..., Any] | None, 
     return processor, tuple(one for one in paths if one)
 
 
-def _check_model(model: str) -> None:
+def _checked_model(model: str) -> str:
     if not model:
         raise errors.ConfigError(
             "No model is set; give --model or OMNIQUEUE_MODEL, or model: in the stage config.", param="model"
         )
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if path.is_dir():
         if not any((path / name).exists() for name in ("config.json", "model_index.json", "modular_model_index.json")):
             raise errors.ConfigError(
                 f"{model} holds neither config.json nor model_index.json, so it is not a checkpoint.", param="model"
             )
-    elif path.exists() or not _HUB_ID.fullmatch(model):
+        return str(path)
+    if path.exists() or not _HUB_ID.fullmatch(model):
         raise errors.ConfigError(
             f"{model} is neither a folder nor a model id such as zai-org/GLM-Image; check --model or OMNIQUEUE_MODEL.",
             param="model",
         )
+    return model

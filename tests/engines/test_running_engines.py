@@ -114,16 +114,17 @@ def test_a_prompt_that_leaves_no_room_for_the_picture_is_refused(ar: StageProces
         ({"temperature": "warm"}, "temperature"),
         ({"temperature": -1.0}, "temperature"),
         ({"n": 2}, "no parameter 'n'"),
+        ({"max_tokens": 20}, "max_tokens is 20, and a picture of this size has 260 tokens"),
     ],
 )
-def test_a_parameter_that_the_first_stage_does_not_have_is_refused(
+def test_a_parameter_that_the_first_stage_does_not_take_is_refused(
     ar: StageProcess, overrides: dict[str, object], said: str
 ) -> None:
     with pytest.raises(errors.EngineRejected, match=said):
         ar.generate(CASES[0].job(), overrides=overrides).result()
 
 
-def test_a_parameter_that_the_second_stage_does_not_have_is_refused(ar: StageProcess, dit: StageProcess) -> None:
+def test_a_parameter_that_the_second_stage_does_not_take_is_refused(ar: StageProcess, dit: StageProcess) -> None:
     tokens = ar.generate(CASES[0].job()).result()
     with pytest.raises(errors.EngineRejected, match="guidance_scale"):
         dit.generate(CASES[0].job(), {0: tokens}, overrides={"guidance_scal": 2.0}).result()

@@ -35,7 +35,7 @@ def test_no_model_is_an_error_that_says_how_to_set_one() -> None:
         start("")
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./models/glm", "glm-image", "a/b/c", "~nobody/models"])
+@pytest.mark.parametrize("model", ["/no/such/folder", "./models/glm", "glm-image", "a/b/c", "~no one/models"])
 def test_a_path_that_is_not_there_is_an_error(model: str) -> None:
     with pytest.raises(errors.ConfigError, match="neither a folder nor a model id"):
         start(model)
