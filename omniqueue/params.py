@@ -74,9 +74,9 @@ def image_job(pipe: Pipeline, **fields: Any) -> dict[str, Any]:
         width, height = parse_size(given.pop("size"), pipe.size)
     if not 1 <= given.get("n", 1) <= pipe.max_n:
         raise errors.InvalidRequest(f"n must be from 1 to {pipe.max_n}.", param="n")
-    if given.get("num_inference_steps", 1) > pipe.max_steps:
+    if not 1 <= given.get("num_inference_steps", 1) <= pipe.max_steps:
         raise errors.InvalidRequest(
-            f"num_inference_steps must be at most {pipe.max_steps}.", param="num_inference_steps"
+            f"num_inference_steps must be from 1 to {pipe.max_steps}.", param="num_inference_steps"
         )
     return {"kind": "image", "n": 1, "seed": random_seed(), **given, "width": width, "height": height}
 
