@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from omniqueue import celery_app, chain, configfile, demo, embedded, engines, params, settings, store, up
+from omniqueue import celery_app, chain, configfile, demo, embedded, engines, params, payloads, settings, store, up
 from omniqueue.engines.base import StageRequest
 from omniqueue.pipeline import Pipeline
 
@@ -53,6 +53,9 @@ def worker(folder: Path) -> Iterator[store.Store]:
         yield records
     finally:
         up.end_all([process], 30.0)
+        config = settings.load()
+        left = payloads.PayloadStore(config.payload_namespace(), config.shm_dir)
+        left.sweep(lambda ids: set(), min_age_s=0.0)
         valkey.stop()
 
 
