@@ -244,7 +244,8 @@ class PayloadStore:
             raise errors.PayloadError(f"{reference.name!r} is not the name of a payload.")
         try:
             with open(self.directory / reference.name, "rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                # Copy on write: torch takes it without a copy, and what an engine writes stays its own.
+                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as exc:
             raise errors.PayloadError(f"Payload {reference.name} cannot be opened: {exc}.") from exc
         try:

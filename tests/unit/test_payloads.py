@@ -110,12 +110,18 @@ def test_a_reader_maps_and_does_not_copy(shm: PayloadStore) -> None:
     with shm.open(reference) as payload:
         view = payload.items[0].tensors["x"].buffer
         assert isinstance(view, memoryview)
-        assert view.readonly
         path = shm.directory / reference.name
         with open(path, "r+b") as file:  # what is written to the file is seen through the view
             file.seek(path.read_bytes().index(b"abcd"))
             file.write(b"wxyz")
         assert bytes(view) == b"wxyz"
+
+
+def test_what_a_reader_writes_stays_its_own(shm: PayloadStore) -> None:
+    reference = shm.put(shm.name("a" * 32, 0, 1), [Item({}, {"x": Tensor("uint8", (4,), b"abcd")})])
+    with shm.open(reference) as payload, shm.open(reference) as other:
+        memoryview(payload.items[0].tensors["x"].buffer)[:] = b"wxyz"
+        assert bytes(other.items[0].tensors["x"].buffer) == b"abcd"
 
 
 def test_reading_does_not_consume(shm: PayloadStore) -> None:
