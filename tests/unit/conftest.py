@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omniqueue import payloads, store
+from omniqueue import celery_app, payloads, settings, store
 
 
 @pytest.fixture
@@ -29,3 +29,12 @@ def shm() -> Iterator[payloads.PayloadStore]:
     """A payload store in a folder of its own in shared memory."""
     with tempfile.TemporaryDirectory(prefix="oqtest-", dir="/dev/shm") as folder:
         yield payloads.PayloadStore("cafe0123", folder, host="here")
+
+
+@pytest.fixture
+def broker(valkey: str) -> Iterator[None]:
+    """Celery's app publishes to the shared Valkey; it keeps a pool of producers for the first broker it met."""
+    celery_app.publish_only(settings.Settings(redis_url=valkey, redis_timeout_s=5.0))
+    celery_app.app.__dict__.pop("amqp", None)
+    yield
+    celery_app.app.__dict__.pop("amqp", None)

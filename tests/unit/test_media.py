@@ -43,8 +43,8 @@ def test_a_name_tells_job_attempt_and_item() -> None:
 TRICKS = [
     "", ".", "..", "../" + NAME, "/" + NAME, "x/" + NAME, NAME + "/", NAME + "/../x", NAME + "\n", "\n" + NAME,
     NAME + "\0", NAME + ".part", NAME.upper(), JOB, JOB + ".png", f"{JOB}-1.png", f"{JOB}-1-0", f"{JOB}-1-0.",
-    "%2e%2e/x", f"{JOB}-１-0.png", f"{JOB}--1-0.png", f"{JOB}-1-0.PNG", f"{JOB[:-1]}-1-0.png", f"{JOB}0-1-0.png", "a" * 10_000,
-    f"file://{NAME}", f"~/{NAME}", f"{JOB}-1-0.png*",
+    "%2e%2e/x", f"{JOB}-１-0.png", f"{JOB}--1-0.png", f"{JOB}-1-0.PNG", f"{JOB[:-1]}-1-0.png", f"{JOB}0-1-0.png",
+    "a" * 10_000, f"file://{NAME}", f"~/{NAME}", f"{JOB}-1-0.png*",
 ]  # fmt: skip
 
 
