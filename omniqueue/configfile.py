@@ -48,6 +48,7 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
         path=files[0],
         model=model,
         served_model_names=_served(data, model, name),
+        unused_fields=_names(data.get("unused_fields")),
         size=size,
         platform=platform,
         notes=tuple(notes),
@@ -62,6 +63,11 @@ def _model(data: Map) -> str | None:
     if model and model.startswith(("./", "../")):
         return str((Path(data.at("model").file).parent / model).resolve())
     return str(Path(model).expanduser()) if model and model.startswith("~") else model
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """One name or a list of names."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def _spelled_out(entries: list[Map]) -> bool:
@@ -172,9 +178,9 @@ def _name(data: Map, known: Topology | None, file: str, problems: Problems) -> s
 
 def _served(data: Map, model: str | None, name: str) -> tuple[str, ...]:
     """What clients may call the model: what the file says, or the folder's or hub's name, or the pipeline's."""
-    said = data.get("served_model_name")
+    said = _names(data.get("served_model_name"))
     if said:
-        return tuple(said) if isinstance(said, list) else (said,)
+        return said
     if not model:
         return (name,)
     return (Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model,)

@@ -64,6 +64,8 @@ class Pipeline:
     model: str | None = None
     #: What clients may put into ``model``; empty means the model's own name.
     served_model_names: tuple[str, ...] = ()
+    #: Request fields that the model takes and does not use: the answer says so (``warnings``).
+    unused_fields: tuple[str, ...] = ()
     size: SizeRule = SizeRule()
     #: Largest ``n`` of one request.
     max_n: int = 10

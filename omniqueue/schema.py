@@ -23,6 +23,7 @@ _bool, _map, _text, _list = (
 OWN: dict[str, checks.Check] = {
     "model": checks.name,
     "served_model_name": checks.names,
+    "unused_fields": checks.names,
     "size": _map,
     "max_n": checks.number(int, 1, 1000),
     "max_steps": checks.number(int, 1, 100_000),

@@ -95,4 +95,5 @@ def _formatted(services: Services, record: job.Job, response_format: str) -> Map
         "size": f"{request['width']}x{request['height']}",
         "output_format": request["output_format"],
         "model": request["model"],
+        **submission.warnings(services.catalog.named(record.pipeline), record),
     }

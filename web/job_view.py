@@ -6,7 +6,7 @@ from typing import Any
 
 from omniqueue import errors, job
 from omniqueue.pipeline import Pipeline
-from web import files, openai_format
+from web import files, openai_format, submission
 from web.services import Services
 
 
@@ -32,6 +32,7 @@ def of(services: Services, record: job.Job) -> dict[str, Any]:
         "progress": progress(record),
         "stages": [stage(one, _name(pipe, one.stage_id)) for one in record.stages],
         "result": _result(services, record),
+        **(submission.warnings(pipe, record) if pipe else {}),
         "error": openai_format.job_error(record) if ended and record.state is not job.JobState.SUCCEEDED else None,
     }
 

@@ -117,3 +117,9 @@ def _retry_after_s(services: Services, pipe: Pipeline) -> int:
     oldest_s = max(services.store.waiting(stage.queue)[1] for stage in pipe.stages)
     low, high = _RETRY_AFTER_S
     return min(high, max(low, round(oldest_s)))
+
+
+def warnings(pipe: Pipeline, record: job.Job) -> dict[str, list[str]]:
+    """What the request said that its model does not use: never silently."""
+    said = [name for name in pipe.unused_fields if record.request.get(name) is not None]
+    return {"warnings": [f"{name}: this model takes it and does not use it." for name in said]} if said else {}

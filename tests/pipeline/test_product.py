@@ -88,6 +88,13 @@ def test_all_cases_at_once_are_still_those_of_native_omni(product: Product, nati
         numpy.testing.assert_array_equal(mine, native_reference.pixels[case.name])
 
 
+def test_a_field_that_the_model_does_not_use_is_said_to_be_unused(product: Product) -> None:
+    _, answer = product.post(GENERATIONS, body(CASES[-1], negative_prompt="blurry"))
+    assert ["negative_prompt" in line for line in answer["warnings"]] == [True]
+    _, answer = product.post(GENERATIONS, body(CASES[-1]))
+    assert "warnings" not in answer
+
+
 def test_several_pictures_are_those_of_successive_seeds(product: Product) -> None:
     case = CASES[0]
     status, answer = product.post(GENERATIONS, body(case, n=2))
