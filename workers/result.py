@@ -19,7 +19,15 @@ def store(place: media.MediaStore, claim: Claim, outputs: Sequence[StageOutput],
     kind = stage.final_output_type or "image"
     if kind not in _ENCODERS:
         raise errors.EngineError(f"A final output of type {kind!r} cannot be encoded; one of {sorted(_ENCODERS)} can.")
-    data = [_ENCODERS[kind](place, claim, index, output) for index, output in enumerate(outputs)]
+    if not outputs:
+        raise errors.EngineError("The last stage returned nothing.")
+    data: list[dict[str, Any]] = []
+    try:
+        for index, output in enumerate(outputs):
+            data.append(_ENCODERS[kind](place, claim, index, output))
+    except BaseException:
+        place.remove({"data": data})  # nobody else knows of these files
+        raise
     for index, entry in enumerate(data):
         if claim.request.get("seed") is not None:
             entry["seed"] = claim.request["seed"] + index
