@@ -30,15 +30,13 @@ class Pulse:
         self._told = time.monotonic()
         self._health: Future[None] | None = None
         self._asked_at = 0.0
-        self._threads = [
-            threading.Thread(target=self._beat_loop, name="pulse", daemon=True),
-            threading.Thread(target=self._control_loop, name="control", daemon=True),
-        ]
+        self._beats = threading.Thread(target=self._beat_loop, name="pulse", daemon=True)
+        self._controls = threading.Thread(target=self._control_loop, name="control", daemon=True)
 
     def start(self) -> None:
         """Begin to announce the worker as loading."""
-        for thread in self._threads:
-            thread.start()
+        self._beats.start()
+        self._controls.start()
 
     def report(self, phase: str) -> None:
         """An engine's loading phase, with the time since start."""
@@ -64,10 +62,9 @@ class Pulse:
         self._beat_once()
 
     def stop(self) -> None:
-        """End both threads and take the announcement back."""
+        """Stop beating and take the announcement back; the listener ends by itself within its second."""
         self._stop.set()
-        for thread in self._threads:
-            thread.join(timeout=3.0)
+        self._beats.join(timeout=3.0)
         try:
             self.host.store.retire(self.host.worker)
         except errors.BrokerUnavailable:

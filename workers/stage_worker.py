@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import Any, NoReturn
 
 from celery import bootsteps, signals
@@ -93,6 +94,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._pulse: Pulse | None = None
         self._reaper: Reaper | None = None
         self._loading = False
+        self._hub = parent.hub
         signals.worker_shutting_down.connect(self._on_signal)
         signals.worker_ready.connect(self._on_consuming)
         # Mingle waits a second for other workers' clocks, gossip follows their events: nothing here needs either.
@@ -152,6 +154,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         _terms += 1
         if self._loading:
             raise SystemExit(0)
+        # Celery's loop looks at its stop flag up to a second late when nothing happens; only another thread wakes it.
+        threading.Thread(target=self._hub.call_soon, args=(time.monotonic,), name="wake", daemon=True).start()
 
     def stop(self, parent: Any) -> None:
         """Drain, then close the engine."""
