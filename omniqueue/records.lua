@@ -77,13 +77,7 @@ local function attempt_failed(id, stage, error, retry, counted)
   if counted then
     local failures = redis.call('HINCRBY', key, stage .. ':failures', 1)
     count(get(id, 'pipeline'), 'attempt_failures')
-    if not retry then return finalize(id, 'failed', error) end
-    local limit = num(get(id, 'max_attempts'))
-    if failures >= limit then
-      local last = cjson.decode(error)
-      last.message = last.message .. ' ' .. failures .. ' of ' .. limit .. ' attempts have failed, so it is not tried again.'
-      return finalize(id, 'failed', cjson.encode(last))
-    end
+    if not retry or failures >= num(get(id, 'max_attempts')) then return finalize(id, 'failed', error) end
     redis.call('HSET', key, stage .. ':last_error', error)
   end
   mark_queued(id, stage)
