@@ -43,6 +43,8 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     # Publishing fails fast: the record says that the work is owed, and the reaper publishes again.
     task_publish_retry=False,
+    # The next stage of a job waits with the priority of the first; Celery drops it otherwise.
+    task_inherit_parent_priority=True,
     broker_pool_limit=64,
     # Names in Flower are short, and prompts never show: arguments are ids (see chain.py).
     worker_send_task_events=False,
