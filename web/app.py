@@ -14,7 +14,7 @@ def create_app(config: settings.Settings | None = None, known: catalog.Catalog |
     config = config or settings.load()
     celery_app.publish_only(config)
     app = flask.Flask("omniqueue.web", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = decode.MAX_JSON_BYTES
+    app.config["MAX_CONTENT_LENGTH"] = decode.READ_BYTES
     attach(app, Services.build(config, known or catalog.load(config)))
     for family in (images, jobs, models, files, health):
         app.register_blueprint(family.blueprint)

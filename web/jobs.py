@@ -21,8 +21,8 @@ _TIES = 8
 def create() -> flask.Response:
     """Accept a job and answer at once; 202 also for a retry with the same Idempotency-Key."""
     services, content = current(), decode.json_object()
-    kind = content.get("type", "image")
-    if kind != "image":
+    kind = content.get("type")
+    if kind not in (None, "image"):
         raise errors.InvalidRequest("type must be 'image'; other kinds of jobs are not served here.", param="type")
     ask = images.ask_for(services, decode.typed(content, schema.ImageJob), "jobs")
     job_id = submission.accept(services, ask, store.new_id()).job_id

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flask
 from gunicorn.app.base import BaseApplication
 
 from omniqueue import catalog, embedded, errors, settings
-from web import app, services
 
 #: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
 _MARGIN_S = 3
@@ -53,6 +53,8 @@ def _die_with_master(server: Any, worker: Any) -> None:
 
 def _start_worker(worker: Any) -> None:
     """After the fork: start the threads, so that an idle router also reaps, and drain on SIGTERM."""
+    from web import services
+
     router = services.of(worker.wsgi)
     router.start()
 
@@ -64,11 +66,10 @@ def _start_worker(worker: Any) -> None:
 
 
 class Server(BaseApplication):  # type: ignore[misc]
-    """The router under gunicorn; the stage configs are read once, before the fork."""
+    """The router under gunicorn; ``factory`` makes the application, in each worker."""
 
-    def __init__(self, bind: str, config: settings.Settings, known: catalog.Catalog, workers: int = 1) -> None:
-        self._options = options(bind, config, workers)
-        self._config, self._known = config, known
+    def __init__(self, factory: Callable[[], flask.Flask], chosen: Mapping[str, Any]) -> None:
+        self._factory, self._options = factory, chosen
         super().__init__()
 
     def load_config(self) -> None:
@@ -78,7 +79,7 @@ class Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> flask.Flask:
         """Called by gunicorn in each worker."""
-        return app.create_app(self._config, self._known)
+        return self._factory()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,7 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except errors.ConfigError as exc:
         sys.stderr.write(f"omniqueue: {exc.message}\n")
         raise SystemExit(2) from None
-    Server(chosen.bind, config, known, chosen.workers).run()
+    # Not before the environment has been checked: the Celery app reads it when it is imported.
+    from web import app
+
+    factory = functools.partial(app.create_app, config, known)  # the stage configs are read once, before the fork
+    Server(factory, options(chosen.bind, config, chosen.workers)).run()
 
 
 if __name__ == "__main__":
