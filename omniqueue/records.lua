@@ -9,8 +9,9 @@ local t = redis.call('TIME')
 local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
--- Reply lists and control lists of processes that are gone vanish by themselves.
-local LIST_TTL_S = 60
+-- Reply lists and control lists of processes that are gone vanish by themselves. Those that live read them all the time,
+-- and look at the records besides.
+local LIST_TTL_S = 5
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -73,7 +74,11 @@ end
 local function attempt_failed(id, stage, error, retry, counted)
   local key = job_key(id)
   if get(id, 'state') == 'cancelling' then return finalize(id, 'cancelled') end
-  if now > num(get(id, 'deadline')) then return finalize(id, 'expired', error) end
+  if now > num(get(id, 'deadline')) then
+    local late = cjson.decode(error)
+    late.code = 'deadline_exceeded'
+    return finalize(id, 'expired', cjson.encode(late))
+  end
   if counted then
     local failures = redis.call('HINCRBY', key, stage .. ':failures', 1)
     count(get(id, 'pipeline'), 'attempt_failures')

@@ -25,6 +25,19 @@ def slow_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def web_cluster() -> Iterator[Cluster]:
+    with running(config({}, MISBEHAVIOUR, max_queue=32, request_timeout_s=20)) as cluster:
+        cluster.router()
+        yield cluster
+
+
+@pytest.fixture
+def web(web_cluster: Cluster) -> Iterator[Cluster]:
+    """Like ``quick``, with a router; at most 32 jobs in hand."""
+    yield from _whole(web_cluster)
+
+
 @pytest.fixture
 def quick(quick_cluster: Cluster) -> Iterator[Cluster]:
     """Two stages of one step of 20 ms, four at once, one worker each; stage 1 can be made to misbehave."""
