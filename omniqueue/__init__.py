@@ -14,7 +14,17 @@ if not sys.platform.startswith("linux"):
 def __getattr__(name: str) -> Any:
     """``celery -A omniqueue`` finds the app here; loaded when asked for, since most imports do not need Celery."""
     if name in ("app", "celery"):
-        from omniqueue import celery_app
-
-        return celery_app.app
+        return _celery_app()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _celery_app() -> Any:
+    """The app for the ``celery`` command, which would show a traceback for a bad environment; status 2 instead."""
+    from omniqueue import errors
+
+    try:
+        from omniqueue import celery_app
+    except errors.ConfigError as exc:
+        sys.stderr.write(f"omniqueue: {exc.message}\n")
+        raise SystemExit(2) from None
+    return celery_app.app

@@ -24,7 +24,7 @@ class Settings:
     redis_url: str = "redis://127.0.0.1:6379/0"
     #: Celery's broker when it is not the same Redis (for example RabbitMQ).
     broker_url: str | None = None
-    #: Prefix of every Redis key of ours.
+    #: Prefix of every Redis key of ours. Queues keep their names: a second deployment needs a database of its own.
     namespace: str = "oq"
     #: Stage configs, separated by the path separator when a router serves several pipelines.
     stage_configs_path: str | None = None

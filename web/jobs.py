@@ -60,13 +60,12 @@ def retrieve(job_id: str) -> flask.Response:
 def delete(job_id: str) -> flask.Response:
     """Cancel a live job (202, ``cancelling`` until its worker confirms); forget a finished one with its files (200)."""
     services = current()
-    if not _record(services, job_id).state.terminal:
+    record = _record(services, job_id)
+    if not record.state.terminal:
         services.store.cancel(job_id)
         return openai_format.reply(job_view.of(services, _record(services, job_id)), 202)
-    outcome, result = services.store.delete(job_id)
-    if outcome == "gone":
-        raise _unknown(job_id)
-    services.media.remove(result)
+    services.media.remove(record.result)  # before the record, which is all that knows of them
+    services.store.delete(job_id)
     return openai_format.reply({"id": job_id, "object": "job.deleted", "deleted": True})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -176,3 +177,17 @@ def test_validate_tells_every_fault_of_a_bad_file_with_its_place(
 def test_validate_of_a_file_that_is_missing_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("validate", "fake_imag.yaml") == 2
     assert "fake_image" in capsys.readouterr().err
+
+
+def test_the_celery_command_with_a_bad_environment_says_which_variable_and_ends_with_status_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "omniqueue", "worker", "-Q", "stage0"],
+        env={**os.environ, "OMNIQUEUE_REDIS_URL": "http://nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "OMNIQUEUE_REDIS_URL" in done.stderr
+    assert "Traceback" not in done.stderr
