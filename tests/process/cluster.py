@@ -198,12 +198,19 @@ class Cluster:
         self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60.0, **headers: str
     ) -> tuple[int, bytes]:
         """One request on a connection of its own: status and body."""
+        status, _, text = self.exchange(method, path, body, timeout_s, **headers)
+        return status, text
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60.0, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """The same with the answer's headers; underscores in the names of ``headers`` become hyphens."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, {"Content-Type": "application/json", **named})
             answer = connection.getresponse()
-            return answer.status, answer.read()
+            return answer.status, dict(answer.getheaders()), answer.read()
         finally:
             connection.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import threading
 import time
 from collections import Counter
@@ -125,3 +127,40 @@ class Load:
     def attempts(self, stage_id: int) -> Counter[int]:
         """How many jobs took how many attempts at a stage."""
         return Counter(one.job.stages[stage_id].attempt for one in self.outcomes if one.job)
+
+
+@dataclass
+class WebLoad(Load):
+    """The same through the router; a client whose connection breaks sends its request again under the same key."""
+
+    #: Answers that were not 200, by status; connections that broke are under 0.
+    repeated: Counter[int] = field(default_factory=Counter)
+
+    def _one(self, prompt: str) -> None:
+        start = time.monotonic()
+        body = json.dumps({"prompt": prompt, "size": "16x16", "seed": 1, "response_format": "url"}).encode()
+        key = store.new_id()
+        while time.monotonic() - start < self.timeout_s + 1.0:
+            status, job_id = self._send(body, key)
+            if status not in (0, 503):
+                break
+            self.repeated[status] += 1
+            time.sleep(0.1)
+        outcome = Outcome(job_id, prompt, time.monotonic() - start, self._record(job_id), int(bool(job_id)))
+        with self._lock:
+            self.outcomes.append(outcome)
+
+    def _send(self, body: bytes, key: str) -> tuple[int, str]:
+        """Status, 0 for a broken connection, and the job's id."""
+        try:
+            path = "/v1/images/generations"
+            status, headers, _ = self.cluster.exchange("POST", path, body, self.timeout_s, Idempotency_Key=key)
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+        return status, headers.get("X-Omniqueue-Job-Id", "")
+
+    def _record(self, job_id: str) -> Job | None:
+        try:
+            return self.cluster.store.job(job_id) if job_id else None
+        except errors.BrokerUnavailable:
+            return None
