@@ -125,8 +125,17 @@ function ops.submit(id, record, max_queue, idem, idem_ttl)
   return {'ok', id}
 end
 
--- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows, '1' when nothing else runs there
-function ops.claim(id, stage, worker, lease_s, fingerprint, alone)
+-- What a worker needs to run a stage that it has claimed.
+local function granted(id, stage)
+  local refs = {}
+  for k = 0, stage - 1 do refs[k + 1] = get(id, k .. ':ref') or '' end
+  return {'run', num(get(id, stage .. ':attempt')), get(id, 'request'), stamp(num(get(id, 'deadline')) - now),
+    get(id, 'input') or '', unpack(refs)}
+end
+
+-- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows, '1' when nothing else runs there,
+-- a name for this call
+function ops.claim(id, stage, worker, lease_s, fingerprint, alone, call)
   local key = job_key(id)
   local state = get(id, 'state')
   if not state then return {'gone'} end
@@ -135,7 +144,10 @@ function ops.claim(id, stage, worker, lease_s, fingerprint, alone)
   stage = num(stage)
   local stage_state = get(id, stage .. ':state')
   if stage_state == 'done' then return {'done'} end
-  if stage_state == 'running' and num(get(id, stage .. ':lease')) > now then return {'busy'} end
+  if stage_state == 'running' and num(get(id, stage .. ':lease')) > now then
+    -- Said again, since the first answer was lost with the connection: 'busy' would cost the job a lease.
+    return get(id, stage .. ':claim') == call and granted(id, stage) or {'busy'}
+  end
   if stage_state ~= 'queued' and stage_state ~= 'running' then return {'early'} end
   if stage_state == 'running' then  -- its lease has lapsed and the reaper has not been by yet
     local outcome = attempt_failed(id, stage, failure(id, stage, 'worker_lost',
@@ -158,12 +170,10 @@ function ops.claim(id, stage, worker, lease_s, fingerprint, alone)
   local lease = now + tonumber(lease_s)
   redis.call('HSET', key, 'state', 'running', 'stage', stage, stage .. ':state', 'running',
     stage .. ':worker', worker, stage .. ':lease', stamp(lease), stage .. ':started', stamp(now),
-    stage .. ':progress', '0/0')
+    stage .. ':progress', '0/0', stage .. ':claim', call)
   redis.call('ZADD', leases(id), lease, member(id, stage))
   redis.call('ZREM', P .. ':wait:' .. queue_of(id, stage), id)
-  local refs = {}
-  for k = 0, stage - 1 do refs[k + 1] = get(id, k .. ':ref') or '' end
-  return {'run', attempt, get(id, 'request'), stamp(num(get(id, 'deadline')) - now), get(id, 'input') or '', unpack(refs)}
+  return granted(id, stage)
 end
 
 -- lease seconds, then id, stage, attempt, progress in fours. Returns those that must stop.

@@ -119,13 +119,14 @@ class Store:
         return Submission(job_id=answer[1], existing=answer[0] == "existing")
 
     def claim(
-        self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str, *, alone: bool = False
+        self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str, *, alone: bool = False, call: str = ""
     ) -> Claim | str:
         """Claim a stage, or why not: gone, over, done (pass it on), busy (another has it), early, mismatch, alone.
 
-        The last attempt is only given with ``alone``, by which the worker says that nothing else runs in it.
+        The last attempt needs ``alone``: nothing else runs in the worker. The same ``call`` gets the same answer again.
         """
-        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, "1" if alone else "0")
+        options = ("1" if alone else "0", call or new_id())
+        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options)
         if answer[0] != "run":
             return str(answer[0])
         _, attempt, request, remaining, given, *references = answer

@@ -105,8 +105,9 @@ class StageHost:
             return "draining"
         if self.dead.is_set():
             return "dead"
+        call = store.new_id()
         answer: Claim | str = _patiently(
-            lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker, alone=alone)
+            lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker, alone=alone, call=call)
         )
         return answer
 

@@ -94,7 +94,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._pulse: Pulse | None = None
         self._reaper: Reaper | None = None
         self._loading = False
-        self._hub = parent.hub
+        self._parent = parent
         signals.worker_shutting_down.connect(self._on_signal)
         signals.worker_ready.connect(self._on_consuming)
         # Mingle waits a second for other workers' clocks, gossip follows their events: nothing here needs either.
@@ -155,7 +155,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._loading:
             raise SystemExit(0)
         # Celery's loop looks at its stop flag up to a second late when nothing happens; only another thread wakes it.
-        threading.Thread(target=self._hub.call_soon, args=(time.monotonic,), name="wake", daemon=True).start()
+        if hub := self._parent.hub:
+            threading.Thread(target=hub.call_soon, args=(time.monotonic,), name="wake", daemon=True).start()
 
     def stop(self, parent: Any) -> None:
         """Drain, then close the engine."""
