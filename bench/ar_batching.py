@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from omniqueue import celery_app, chain, configfile, demo, embedded, engines, params, payloads, settings, store, up
+from omniqueue.child import end_all
 from omniqueue.engines.base import StageRequest
 from omniqueue.pipeline import Pipeline
 
@@ -52,7 +53,7 @@ def worker(folder: Path) -> Iterator[store.Store]:
             time.sleep(0.2)
         yield records
     finally:
-        up.end_all([process], 30.0)
+        end_all([process], 30.0)
         config = settings.load()
         left = payloads.PayloadStore(config.payload_namespace(), config.shm_dir)
         left.sweep(lambda ids: set(), min_age_s=0.0)

@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command is None:
             return _part(parser, options)
         return int(options.run(options))
+    except KeyboardInterrupt:
+        sys.stderr.write("omniqueue: interrupted\n")
+        return 130
     except errors.ConfigError as exc:
         sys.stderr.write(f"omniqueue: {exc.message}\n")
         return 2
@@ -112,10 +115,9 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 65536:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError("must be from 1 to 65535")
-    return number
+    return int(text)
 
 
 def _replicas(text: str) -> tuple[int, int]:
@@ -170,7 +172,7 @@ def _up(options: argparse.Namespace) -> int:
     )
     with up.running(wanted, _say) as machine:
         name = machine.pipe.served_model_names[0] if machine.pipe.served_model_names else machine.pipe.name
-        _say(f"ready    http://{options.host}:{options.port} serves {name}; Ctrl-C stops everything")
+        _say(f"ready    http://{up.address(options.host, options.port)} serves {name}; Ctrl-C stops everything")
         machine.run()
         _say("stopping")
     return 0

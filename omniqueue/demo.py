@@ -35,8 +35,13 @@ def tiny_model(say: Say) -> Path:
 
 def run(prompt: str, size: str, out: Path, say: Say) -> int:
     """Start, ask for one picture over HTTP, save it, stop; returns the exit status."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise errors.ConfigError(f"{out} cannot be made ({exc.strerror}); give another --out.") from exc
     options = up.Options(config="glm_image_tiny", port=free_port(), model=str(tiny_model(say)))
     with up.running(options, say) as machine:
+        machine.interruptible = True
         name = machine.pipe.served_model_names[0]
         say(f"asking   {name} for {prompt!r}, {size}")
         started = time.monotonic()
@@ -44,7 +49,6 @@ def run(prompt: str, size: str, out: Path, say: Say) -> int:
         answer = post(options.port, "/v1/images/generations", body)
         took_s = time.monotonic() - started
         path = out / (re.sub(r"[^A-Za-z0-9]+", "-", prompt).strip("-").lower()[:60] + ".png")
-        out.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(answer["data"][0]["b64_json"]))
     say(f"picture  {path.resolve()} ({size}, {took_s:.1f} s)")
     return 0

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import threading
@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omniqueue import catalog, embedded, errors, payloads, settings, store
+from omniqueue import catalog, embedded, errors, media, payloads, settings, store
+from omniqueue.child import Child, end_all
+from omniqueue.pipeline import Pipeline
 
 Say = Callable[[str], None]
 
@@ -25,6 +27,10 @@ Say = Callable[[str], None]
 _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 #: A worker that ends with this status has a configuration that no restart will mend.
 _EXIT_CONFIG = 2
+#: A child that ends this often without having been ready in between will not come up.
+_MAX_RESTARTS = 20
+#: A child that ran this long was well, should nobody have seen it ready.
+_WELL_S = 60.0
 
 
 @dataclass
@@ -47,42 +53,6 @@ class Options:
         return self.run_dir or Path(tempfile.gettempdir()) / f"omniqueue-{os.getuid()}" / str(self.port)
 
 
-@dataclass
-class Child:
-    """A process that is kept running."""
-
-    name: str
-    command: list[str]
-    log: Path
-    environment: dict[str, str]
-    process: subprocess.Popen[bytes] | None = None
-    restarts: int = 0
-    retry_at: float = 0.0
-
-    def start(self) -> None:
-        """Start, with its output appended to its log."""
-        with open(self.log, "ab") as output:
-            self.process = subprocess.Popen(
-                self.command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A session of its own: the terminal's Ctrl-C goes to us, and we stop the parts in order.
-                start_new_session=True,
-                preexec_fn=embedded.die_with_parent,
-            )
-
-    def ended(self) -> int | None:
-        """The exit status, or None while it runs."""
-        return self.process.poll() if self.process is not None else None
-
-    def tail(self, lines: int = 15) -> str:
-        """The end of the log."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
-
-
 class Machine:
     """The parts of one pipeline on this machine."""
 
@@ -92,6 +62,9 @@ class Machine:
         self.children: list[Child] = []
         self.valkey: embedded.EmbeddedValkey | None = None
         self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        #: Set while the main thread waits for something else than :meth:`run`: a signal then interrupts it.
+        self.interruptible = False
         self._lock: IO[str] | None = None
         self._phases: dict[str, str] = {}
         self.environment: dict[str, str] = {}
@@ -99,13 +72,14 @@ class Machine:
     # -- start -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start every part. Raises ConfigError for a bad config, before anything is started."""
+        """Start every part. Raises ConfigError for what is wrong with config or machine, before anything is started."""
         config_path = find_config(self.options.config)
         self._claim_folder()
         overrides = self._overrides(config_path)
         os.environ.update(overrides)
         config = settings.load()
         pipe = catalog.load(config).pipelines[0]
+        self._check(pipe, config)
         if self.options.redis_url is None:
             self.valkey = embedded.EmbeddedValkey(self.folder)
             self.valkey.start()
@@ -122,6 +96,17 @@ class Machine:
         self._add("router", router_command(self.options.host, self.options.port))
         self.pipe = pipe
 
+    def _check(self, pipe: Pipeline, config: settings.Settings) -> None:
+        """What every part would find by itself, and would be started again for in vain."""
+        known = [stage.stage_id for stage in pipe.stages]
+        for stage_id in self.options.replicas:
+            if stage_id not in known:
+                raise errors.ConfigError(f"--replicas: {pipe.name} has no stage {stage_id}; it has {known}.")
+        media.shared(config.media_fs_url)
+        if not os.access(config.shm_dir, os.W_OK | os.X_OK):
+            raise errors.ConfigError(f"OMNIQUEUE_SHM_DIR: {config.shm_dir} is not a folder that can be written to.")
+        check_address(self.options.host, self.options.port)
+
     def _overrides(self, config_path: Path) -> dict[str, str]:
         values = {
             "OMNIQUEUE_STAGE_CONFIGS_PATH": str(config_path),
@@ -135,19 +120,29 @@ class Machine:
         return values
 
     def _claim_folder(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        except OSError as exc:
+            raise errors.ConfigError(f"{self.folder} cannot be used ({exc.strerror}); give another --run-dir.") from exc
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise errors.ConfigError(
                 f"omniqueue up already runs for port {self.options.port} ({self.folder} is locked); use another --port."
             ) from None
-        for leftover in ("appendonlydir", "valkey.sock", "logs"):
+        for leftover in ("valkey.sock", "logs"):
             path = self.folder / leftover
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
+        self._forget()
         (self.folder / "logs").mkdir()
+
+    def _forget(self) -> None:
+        """Remove the embedded queue's data, and the pictures whose records went with it: nobody else would."""
+        if self.options.redis_url is None:
+            for name in ("appendonlydir", "media"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _add(self, name: str, command: list[str], more: dict[str, str] | None = None) -> None:
         environment = {**self.environment, **(more or {})}
@@ -161,7 +156,7 @@ class Machine:
     def wait_ready(self) -> None:
         """Wait until every stage has a live replica and the router answers; tell each loading phase on the way.
 
-        Raises NotReady at the time limit or when a part cannot start.
+        Returns early when asked to stop. Raises NotReady at the time limit or when a part cannot start.
         """
         deadline = time.monotonic() + self.options.ready_timeout_s
         while not self._stopping.is_set():
@@ -179,7 +174,10 @@ class Machine:
             workers = self.records.workers()
         except errors.BrokerUnavailable:
             return []
+        alive = {child.process.pid: child for child in self.children if child.process is not None}
         for worker in workers:
+            if worker["phase"] == "ready" and worker["pid"] in alive:
+                alive[worker["pid"]].well = True
             phase = f"{worker['phase']}: {worker['detail']}" if worker["detail"] else str(worker["phase"])
             if self._phases.get(worker["worker"]) != phase:
                 self._phases[worker["worker"]] = phase
@@ -189,7 +187,7 @@ class Machine:
     def _router_listens(self) -> bool:
         import http.client
 
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "") else self.options.host
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.options.host, self.options.host)
         connection = http.client.HTTPConnection(host, self.options.port, timeout=2.0)
         try:
             connection.request("GET", "/health")
@@ -208,9 +206,16 @@ class Machine:
             status = child.ended()
             if status is None or self._stopping.is_set():
                 continue
-            if status == _EXIT_CONFIG or child.restarts >= 20:
+            if not child.retry_at and self._was_well(child):
+                child.restarts = 0
+            if status == _EXIT_CONFIG or child.restarts >= _MAX_RESTARTS:
                 raise errors.NotReady(f"{child.name} ended with status {status}:\n{child.tail()}")
             self._restart(child, status)
+
+    def _was_well(self, child: Child) -> bool:
+        """Whether it was the work that ended it, so that the next start need not wait."""
+        self._workers()  # it may have been ready since the last look
+        return child.well or time.monotonic() - child.started_at > _WELL_S
 
     def _restart(self, child: Child, status: int) -> None:
         now = time.monotonic()
@@ -232,8 +237,15 @@ class Machine:
 
     # -- stop --------------------------------------------------------------------------------------------------------
 
+    @property
+    def stopping(self) -> bool:
+        """True once asked to stop."""
+        return self._stopping.is_set()
+
     def request_stop(self) -> None:
-        """Make :meth:`run` and :meth:`wait_ready` return."""
+        """Make :meth:`run` and :meth:`wait_ready` return; a second time, make :meth:`stop` wait for no work."""
+        if self.stopping:
+            self._hurry.set()
         self._stopping.set()
 
     def stop(self, grace_s: float = 20.0) -> None:
@@ -242,29 +254,15 @@ class Machine:
         router = [child for child in self.children if child.name == "router"]
         workers = [child for child in self.children if child.name != "router"]
         for group, patience_s in ((router, 5.0), (workers, grace_s)):
-            end_all([child.process for child in group if child.process is not None], patience_s)
+            end_all([child.process for child in group if child.process is not None], patience_s, self._hurry)
         if self.valkey is not None:
             self.valkey.stop()
         if self.environment:
             self.payloads.sweep(lambda ids: set(), min_age_s=0.0)
-        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+        if self._lock is not None and self.environment:
+            self._forget()
         if self._lock is not None:
             self._lock.close()
-
-
-def end_all(processes: list[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """SIGTERM, a second one half-way (hand work back), SIGKILL at the end of their patience."""
-    start = time.monotonic()
-    waiting = [process for process in processes if process.poll() is None]
-    for share, number in ((0.0, signal.SIGTERM), (0.5, signal.SIGTERM), (1.0, signal.SIGKILL)):
-        while waiting and time.monotonic() - start < share * patience_s:
-            time.sleep(0.05)
-            waiting = [process for process in waiting if process.poll() is None]
-        for process in waiting:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
-    for process in waiting:
-        process.wait()
 
 
 def ready(worker: dict[str, Any], stage_id: int) -> bool:
@@ -279,7 +277,28 @@ def worker_command(queue: str) -> list[str]:
 
 def router_command(host: str, port: int) -> list[str]:
     """The command of the router."""
-    return [sys.executable, "-m", "web.server", "--bind", f"{host}:{port}"]
+    return [sys.executable, "-m", "web.server", "--bind", address(host, port)]
+
+
+def address(host: str, port: int) -> str:
+    """HOST:PORT as in a URL: an IPv6 address goes into brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ConfigError when the router could not listen there: a port in use, an address that is not ours."""
+    try:
+        family, kind, number, _, place = socket.getaddrinfo(
+            host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as exc:
+        raise errors.ConfigError(
+            f"The router cannot listen on {address(host, port)}: {exc.strerror}; give another --host or --port."
+        ) from exc
 
 
 def find_config(text: str) -> Path:
@@ -290,22 +309,33 @@ def find_config(text: str) -> Path:
     for path in (Path(text), shipped / text, shipped / f"{text}.yaml"):
         if path.is_file():
             return path.resolve()
-    names = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml")))
+    names = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml") if p.stem != "topologies"))
     raise errors.ConfigError(f"There is no stage config {text}; give a path, or one that ships: {names}.")
 
 
 @contextlib.contextmanager
 def running(options: Options, say: Say) -> Iterator[Machine]:
-    """Everything up and ready inside the block; SIGINT and SIGTERM end it."""
+    """Everything up and ready inside the block; SIGINT, SIGTERM and a lost terminal end it.
+
+    Raises KeyboardInterrupt when told to stop before everything was ready.
+    """
     machine = Machine(options, say)
 
     def on_signal(*_: Any) -> None:
+        first = not machine.stopping
         machine.request_stop()
+        if first and machine.interruptible:
+            raise KeyboardInterrupt
 
-    old = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means to go on
+        numbers.append(signal.SIGHUP)
+    old = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         machine.start()
         machine.wait_ready()
+        if machine.stopping:
+            raise KeyboardInterrupt
         yield machine
     finally:
         machine.stop()
