@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import glob
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -104,6 +105,13 @@ class MediaStore:
             if "file" in entry:
                 with contextlib.suppress(FileNotFoundError):
                     self.fs.rm(self._path(entry["file"]))
+
+    def remove_attempts(self, job_id: str, attempts: Iterable[int]) -> None:
+        """Remove whatever these attempts of a job's last stage stored, files that a kill cut short included."""
+        for attempt in attempts:
+            for path in self.fs.glob(f"{glob.escape(self._root)}/{job_id}-{attempt}-*"):
+                with contextlib.suppress(FileNotFoundError):
+                    self.fs.rm(path)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from omniqueue import catalog, chain, errors, media, payloads, store
+from omniqueue import catalog, chain, errors, job, media, payloads, store
 from omniqueue.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,13 @@ class Reaper:
             if record is not None and self.media is not None:
                 try:  # the files first: once the record is gone, nobody would know of them
                     self.media.remove(record.result)
+                    self.media.remove_attempts(job_id, range(1, _untold_attempts(record)))
                 except (OSError, errors.OmniqueueError) as exc:
                     log.warning("action=files_left_behind job=%s error=%s", job_id, exc)
             self.store.delete(job_id)
+
+
+def _untold_attempts(record: job.Job) -> int:
+    """One above the last attempt that may have stored files which the result does not name: workers get killed."""
+    last = record.stages[-1].attempt
+    return last if record.result else last + 1

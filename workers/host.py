@@ -193,11 +193,14 @@ class StageHost:
                 sources[stage_id] = [StageOutput(item.data, item.tensors) for item in payload.items]
             yield sources
 
+    def _is_last(self) -> bool:
+        return self.stage.stage_id == self.pipe.stages[-1].stage_id
+
     def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
         """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
         resolved = outputs[0].data.get("resolved", {}) if outputs else {}
         reference, ended = None, None
-        if self.stage.stage_id == self.pipe.stages[-1].stage_id:
+        if self._is_last():
             ended = result.store(self.media, claim, outputs, self.stage)
         else:
             name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
@@ -227,6 +230,10 @@ class StageHost:
         over = claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
         self.payloads.release(mine + (earlier if over else []))
         self.media.remove(ended)
+        if (
+            over and self._is_last() and claim.attempt > 1
+        ):  # a worker that was killed had no time to remove what it had stored
+            self.media.remove_attempts(claim.job_id, range(1, claim.attempt))
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 

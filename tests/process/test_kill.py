@@ -128,3 +128,21 @@ def test_payloads_of_a_killed_worker_are_swept_within_seconds(quick: Cluster) ->
     assert {record.state.value for record in quick.all_ended(jobs)} == {"cancelled"}
     eventually(lambda: quick.payloads.names() == [], 8.0)
     assert first.alive()
+
+
+def test_media_that_a_killed_worker_left_half_written_go_with_its_job(quick: Cluster) -> None:
+    _, (worker,) = quick.workers(1, 1)
+    worker.signal(signal.SIGSTOP)
+    job = quick.submit("half written")
+    quick.when_stage(job, 1, "queued")
+    worker.kill()
+    # As the first attempt leaves them when it dies before it can record its output.
+    media = quick.folder / "media"
+    media.mkdir(exist_ok=True)
+    (media / f"{job}-1-0.png.part").write_bytes(b"half")
+    (media / f"{job}-1-1.png").write_bytes(b"whole")
+    claim = quick.store.claim(quick.pipe, job, 1, "a worker that dies")
+    assert not isinstance(claim, str)
+    quick.worker(1)
+    assert quick.ended(job).state.value == "succeeded"
+    eventually(lambda: [path.name for path in media.glob(f"{job}*")] == [f"{job}-2-0.png"])
