@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import flask
 import msgspec
+from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import ClientDisconnected
 
 from omniqueue import errors
 
@@ -51,7 +53,12 @@ def json_object() -> dict[str, Any]:
     """The body of the request in hand as a JSON object. Raises InvalidRequest, PayloadTooLarge."""
     if not flask.request.is_json:
         raise UnsupportedMediaType()
-    content = flask.request.get_data(cache=False)
+    try:
+        content = flask.request.get_data(cache=False)
+    except ClientDisconnected:
+        raise errors.InvalidRequest("The body ended, or paused for too long, before it was complete.") from None
+    except ParseException as exc:
+        raise errors.InvalidRequest(f"The body is not well-formed HTTP: {str(exc)[:200]}.") from None
     if len(content) > MAX_JSON_BYTES:
         raise errors.PayloadTooLarge(f"The body is larger than {MAX_JSON_BYTES:,} bytes.")
     return parse(content)

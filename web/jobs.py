@@ -63,9 +63,12 @@ def delete(job_id: str) -> flask.Response:
     record = _record(services, job_id)
     if not record.state.terminal:
         services.store.cancel(job_id)
-        return openai_format.reply(job_view.of(services, _record(services, job_id)), 202)
-    services.media.remove(record.result)  # before the record, which is all that knows of them
-    services.store.delete(job_id)
+        if (left := services.store.job(job_id)) is not None:
+            return openai_format.reply(job_view.of(services, left), 202)
+    else:
+        services.media.remove(record.result)  # before the record, which is all that knows of them
+        services.store.delete(job_id)
+    # Also when another DELETE of this job forgot it in the moment after this one had cancelled it.
     return openai_format.reply({"id": job_id, "object": "job.deleted", "deleted": True})
 
 

@@ -92,7 +92,7 @@ def job_error(record: job.Job) -> dict[str, Any]:
     reason = str(told.get("message", "no reason was recorded"))
     if record.state is job.JobState.EXPIRED:
         limit_s = record.deadline - record.created_at
-        message = f"The job did not end within its {limit_s:g} s. {where}, {tries}: {reason}"
+        message = f"The job did not end within its {round(limit_s, 3):g} s. {where}, {tries}: {reason}"
         return {**told, "code": errors.JobExpired.code, "message": message}
     return {**told, "code": told.get("code") or errors.JobFailed.code, "message": f"{where} failed {tries}: {reason}"}
 

@@ -7,6 +7,8 @@ import functools
 import logging
 import math
 import signal
+import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import flask
 from gunicorn.app.base import BaseApplication
 
-from omniqueue import catalog, embedded, errors, settings
+from omniqueue import catalog, embedded, errors, media, settings
 
 #: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
 _MARGIN_S = 3
+#: How long a client may send nothing in the middle of a request, or take nothing of an answer, in seconds.
+_SILENCE_S = 30
 
 
 def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str, Any]:
@@ -39,11 +43,22 @@ def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str,
         "worker_tmp_dir": config.shm_dir,
         # No second way in, and no socket left behind.
         "control_socket_disable": True,
+        "when_ready": _bound_silence,
         "post_fork": _die_with_master,
         "post_worker_init": _start_worker,
         "loglevel": "warning",
         "proc_name": "omniqueue-router",
     }
+
+
+def _bound_silence(arbiter: Any) -> None:
+    """Accepted sockets inherit this: gthread has no such limit, and stalled clients would take every thread.
+
+    Waiting for a job and idle keep-alive connections do not read, so they are not cut off.
+    """
+    for listener in arbiter.LISTENERS:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            listener.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _SILENCE_S, 0))
 
 
 def _die_with_master(server: Any, worker: Any) -> None:
@@ -92,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         config = settings.load()
         known = catalog.load(config)
+        media.shared(config.media_fs_url)
     except errors.ConfigError as exc:
         sys.stderr.write(f"omniqueue: {exc.message}\n")
         raise SystemExit(2) from None

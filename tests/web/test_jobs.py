@@ -107,6 +107,22 @@ def test_progress_counts_stages_done_and_steps(idle_router: Router) -> None:
     assert seen == [0, 0.125, 0.25, 0.495, 0.5]
 
 
+def test_a_job_that_another_delete_forgot_meanwhile_is_deleted(
+    idle_router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = idle_router.client.post("/v1/jobs", json={"prompt": "x"}).json["id"]
+    records, cancel = idle_router.store, idle_router.store.cancel
+
+    def cancel_and_forget(one: str) -> None:
+        cancel(one)
+        records.delete(one)
+
+    monkeypatch.setattr(records, "cancel", cancel_and_forget)
+    response = idle_router.client.delete(f"/v1/jobs/{job_id}")
+    assert (response.status_code, response.json["deleted"]) == (200, True)
+    error_of(idle_router.client.get(f"/v1/jobs/{job_id}"), 404)
+
+
 def test_a_live_job_is_cancelled_and_a_finished_one_deleted_with_its_files(router: Router) -> None:
     body = ended(router, create(router, n=2)["id"])
     paths = [urlsplit(entry["url"]).path for entry in body["result"]["data"]]

@@ -179,13 +179,15 @@ def test_a_unix_socket_is_a_bind_address_too(valkey: str, tmp_path: Path) -> Non
     assert not path.exists()
 
 
-@pytest.mark.parametrize("what", ["no config", "no such file", "bad value"])
+@pytest.mark.parametrize("what", ["no config", "no such file", "bad value", "no place for media"])
 def test_a_bad_configuration_is_status_2_and_a_sentence(valkey: str, tmp_path: Path, what: str) -> None:
     environ = environment(valkey, tmp_path)
     if what == "no config":
         del environ["OMNIQUEUE_STAGE_CONFIGS_PATH"]
     elif what == "no such file":
         environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(tmp_path / "none.yaml")
+    elif what == "no place for media":
+        environ["OMNIQUEUE_MEDIA_FS_URL"] = "nonsense://here"
     else:
         environ["OMNIQUEUE_ROUTER_THREADS"] = "many"
     command = [sys.executable, "-m", "web.server", "--bind", f"127.0.0.1:{free_port()}"]
@@ -214,6 +216,31 @@ def test_a_body_that_is_too_large_is_answered_not_cut_off(running: Server) -> No
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "request_too_large"
     assert requests.get(f"{running.url}/health", timeout=5).status_code == 200
+
+
+def raw(url: str, *parts: bytes) -> bytes:
+    """The first line of the answer to these bytes, sent to the generations endpoint and then left open."""
+    head = f"POST {support.GENERATIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as connection:
+        connection.sendall(head + b"".join(parts))
+        return connection.recv(65536).partition(b"\r\n")[0]
+
+
+def test_a_malformed_chunk_is_the_clients_fault(running: Server) -> None:
+    assert raw(running.url, b"Transfer-Encoding: chunked\r\n\r\nzz\r\nfoo").startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_that_stops_half_way_frees_its_thread(valkey: str, tmp_path: Path) -> None:
+    port = free_port()
+    program = "import web.server as s; s._SILENCE_S = 1; s.main()"
+    command = [sys.executable, "-c", program, "--bind", f"127.0.0.1:{port}"]
+    environ = environment(valkey, tmp_path, OMNIQUEUE_ROUTER_THREADS="1")
+    with serving(command, environ, tmp_path / "log", port) as made:
+        assert raw(made.url, b"Content-Length: 100\r\n\r\n{").startswith(b"HTTP/1.1 400")
+        assert requests.get(f"{made.url}/health", timeout=10).status_code == 200
+        with socket.create_connection(("127.0.0.1", port)) as stalled:
+            stalled.sendall(b"GET /health HT")
+            assert requests.get(f"{made.url}/health", timeout=10).status_code == 200
 
 
 class Call(threading.Thread):
