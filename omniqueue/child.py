@@ -12,6 +12,9 @@ from pathlib import Path
 
 from omniqueue import embedded
 
+#: Two equal signals closer together than this may arrive as one, in seconds.
+_APART_S = 0.3
+
 
 @dataclass
 class Child:
@@ -59,7 +62,7 @@ def end_all(processes: list[subprocess.Popen[bytes]], patience_s: float, hurry: 
     waiting = [process for process in processes if process.poll() is None]
     for share, number in ((0.0, signal.SIGTERM), (0.5, signal.SIGTERM), (1.0, signal.SIGKILL)):
         while waiting and time.monotonic() - start < share * patience_s:
-            if share < 1.0 and hurry is not None and hurry.is_set():
+            if share < 1.0 and hurry is not None and hurry.is_set() and time.monotonic() - start > _APART_S:
                 break
             time.sleep(0.05)
             waiting = [process for process in waiting if process.poll() is None]

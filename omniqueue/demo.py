@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def run(prompt: str, size: str, out: Path, say: Say) -> int:
         took_s = time.monotonic() - started
         path = out / (re.sub(r"[^A-Za-z0-9]+", "-", prompt).strip("-").lower()[:60] + ".png")
         path.write_bytes(base64.b64decode(answer["data"][0]["b64_json"]))
+    shutil.rmtree(options.folder(), ignore_errors=True)  # logs of a run that went well, under a port drawn at random
     say(f"picture  {path.resolve()} ({size}, {took_s:.1f} s)")
     return 0
 

@@ -179,7 +179,7 @@ def test_asked_twice_to_stop_no_part_is_waited_for() -> None:
     hurry.set()
     seen: list[int] = []
     send, deaf.send_signal = deaf.send_signal, lambda number: (seen.append(number), send(number))[1]  # type: ignore
-    children.end_all([deaf], 0.5, hurry)
+    children.end_all([deaf], 2.0, hurry)
     assert seen == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
     assert deaf.returncode == -signal.SIGKILL
 
