@@ -109,6 +109,14 @@ class StageHost:
         answer: Claim | str = _patiently(
             lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker, alone=alone, call=call)
         )
+        if answer == "mismatch":
+            log.error(
+                "action=wrong_config job=%s stage=%s config=%s: the job was accepted for another topology; give this "
+                "worker the router's stage config",
+                job_id,
+                stage_id,
+                self.pipe.path,
+            )
         return answer
 
     def run(self, claim: Claim) -> Sequence[StageOutput]:
@@ -168,7 +176,7 @@ class StageHost:
         claim = running.claim
 
         def progress(done: int, total: int) -> None:
-            running.progress[index] = (done, total)
+            running.progress[index] = _steps(done, total)
             running.moved_at = time.monotonic()
 
         request = StageRequest(
@@ -178,7 +186,10 @@ class StageHost:
             params=params.stage_params(claim.request, self.stage, index),
             sources={stage_id: outputs[index] for stage_id, outputs in sources.items()},
         )
-        return await self.engine.generate(request, progress)
+        try:
+            return await self.engine.generate(request, progress)
+        except (SystemExit, KeyboardInterrupt) as exc:  # would end the loop, and all others' requests with it
+            raise errors.EngineError(f"The engine raised {type(exc).__name__}.") from exc
 
     @contextlib.contextmanager
     def _sources(self, claim: Claim) -> Iterator[dict[int, list[StageOutput]]]:
@@ -291,6 +302,14 @@ class StageHost:
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _steps(done: float, total: float) -> tuple[int, int]:
+    """Whatever an engine tells as whole numbers; what is no number is no progress."""
+    try:
+        return max(0, int(done)), max(0, int(total))
+    except (TypeError, ValueError, OverflowError):
+        return 0, 0
 
 
 def _tell(task: asyncio.Task[list[StageOutput]], running: Running) -> None:

@@ -38,6 +38,9 @@ def _image(place: media.MediaStore, claim: Claim, index: int, output: StageOutpu
     image = output.tensors.get("image")
     if image is None or not image.nbytes:
         raise errors.EngineError("The last stage returned no picture.")
+    asked = (claim.request.get("height"), claim.request.get("width"))
+    if None not in asked and image.shape[:2] != asked:
+        raise errors.EngineError(f"The engine made {image.shape[:2]} pixels where {asked} were asked (height, width).")
     output_format = str(claim.request.get("output_format", "png"))
     content = media.encode_image(image, output_format, int(claim.request.get("output_compression", 100)))
     entry = _file(place, claim, index, content, output_format)

@@ -16,8 +16,8 @@ from celery import bootsteps, signals
 from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.reaper import Reaper
+from workers import pulse
 from workers.host import StageHost, worker_name
-from workers.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
-        self._pulse: Pulse | None = None
+        self._pulse: pulse.Pulse | None = None
         self._reaper: Reaper | None = None
         self._loading = False
         self._parent = parent
@@ -110,11 +110,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         config = settings.load()
         records = store.Store.from_settings(config, timeout_s=5.0)
         known = catalog.shared(config)
-        place = media.shared(config.media_fs_url)
         shared = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
-        engine = engines.create(stage)
+        try:
+            if not shared.directory.is_dir():
+                raise errors.ConfigError(f"OMNIQUEUE_SHM_DIR={config.shm_dir} is not a folder; payloads need one.")
+            place = media.shared(config.media_fs_url)
+            engine = engines.create(stage)
+        except errors.OmniqueueError as exc:
+            _refuse(exc.message)
         _host = StageHost(pipe, stage, engine, records, shared, place, worker_name(stage, shared.host))
-        self._pulse = Pulse(_host)
+        self._pulse = pulse.Pulse(_host)
         self._pulse.start()
         self._load(_host, config)
         self._reaper = Reaper(store.Store.from_settings(config, timeout_s=5.0), known, shared, place)
@@ -130,11 +135,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             model = config.model or host.pipe.model or ""
             loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
-            check_topology(host.pipe, host.stage, loaded.topology)
+            check_topology(host.pipe, host.stage, loaded.topology if loaded else None)
         except errors.OmniqueueError as exc:
             self._pulse.refused(exc.message)
             host.close()
             _refuse(exc.message)
+        except Exception as exc:  # a user's engine may raise anything; another start may go better
+            log.exception("action=engine_start_failed")
+            self._pulse.refused(f"{type(exc).__name__}: {exc}")
+            host.close()
+            _refuse(f"The engine could not start: {type(exc).__name__}: {exc}", pulse.EXIT_ENGINE)
         except SystemExit:
             self._pulse.stop()
             host.close()

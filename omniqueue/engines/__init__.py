@@ -21,7 +21,7 @@ def create(stage: Stage) -> Engine:
     module, _, name = path.partition(":")
     try:
         engine = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError) as exc:
+    except Exception as exc:  # a user's module and constructor may raise anything
         raise errors.ConfigError(f"engine {stage.engine!r} of stage {stage.stage_id} cannot be loaded: {exc}.") from exc
     if not isinstance(engine, Engine):
         missing = [name for name in _METHODS if not hasattr(engine, name)]

@@ -281,7 +281,7 @@ class Cluster:
     def largest_value(self) -> int:
         """Bytes that the largest Redis value takes in memory."""
         client = self.store.client
-        return max((int(client.memory_usage(name) or 0) for name in client.scan_iter(count=1000)), default=0)
+        return max((int(client.memory_usage(name, samples=0) or 0) for name in client.scan_iter(count=1000)), default=0)
 
     def leftovers(self) -> list[str]:
         """What a finished job must not leave: payloads, queued messages, leases, reply lists, half-written media."""

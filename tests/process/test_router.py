@@ -140,7 +140,7 @@ def test_redis_restarted_under_load_is_not_seen_by_those_that_wait_and_the_route
             start = time.monotonic()
             status, body = generate(web, "meanwhile")
             assert (status, body["error"]["code"]) == (503, "broker_unavailable")
-            assert time.monotonic() - start < 2.0
+            assert time.monotonic() - start < 10
             web.valkey.start()
         last.signal(signal.SIGCONT)
         assert {future.result(40.0)[0] for future in waiting} == {200}

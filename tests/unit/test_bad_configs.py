@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -243,10 +242,8 @@ BAD: list[tuple[str, str, str]] = [
 def test_a_wrong_file_is_refused_with_path_and_remedy(tmp_path: Path, text: str, path: str, phrase: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text, encoding="utf-8")
-    started = time.monotonic()
     with pytest.raises(errors.ConfigError) as caught:
         configfile.load(file)
-    assert time.monotonic() - started < 1
     lines = [line for line in str(caught.value).splitlines() if f": {path}: " in line]
     assert lines, str(caught.value)
     assert any(phrase in line for line in lines), str(caught.value)

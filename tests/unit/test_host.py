@@ -631,3 +631,39 @@ def test_a_workers_name_tells_stage_host_and_process_and_has_no_colon(pipe: Pipe
     assert first.startswith(f"{pipe.stages[0].queue}@node_1.")
     assert ":" not in first
     assert str(os.getpid()) in first.split(".")
+
+
+@pytest.mark.parametrize(("told", "shown"), [((0.5, 1), (0, 1)), ((float("nan"), 10), (0, 0)), ((-1, 3), (0, 3))])
+def test_odd_progress_leaves_the_record_readable(
+    told: tuple[Any, Any], shown: tuple[int, int], records: Store, pipe: Pipeline, host_of: HostOf
+) -> None:
+    host, job_id = host_of(pipe), submit(records, pipe)
+
+    class Odd(FakeEngine):
+        async def generate(self, request: StageRequest, progress: Progress) -> StageOutput:
+            progress(*told)
+            held = host.held()
+            assert held[0][1] == shown
+            records.renew(held, 30.0)
+            return StageOutput({}, {})
+
+    host.engine = Odd()
+    assert tasks.attempt_stage(host, job_id, 0)
+    assert job(records, job_id).stages[0].progress == shown
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_an_engine_that_tries_to_end_the_process_fails_its_request_only(
+    raised: type[BaseException], records: Store, pipe: Pipeline, host_of: HostOf
+) -> None:
+    host = host_of(pipe)
+
+    def script(request: StageRequest) -> None:
+        if request.job["prompt"] == "end":
+            raise raised
+
+    engine_of(host).script = script
+    bad, good = submit(records, pipe, prompt="end"), submit(records, pipe)
+    assert not tasks.attempt_stage(host, bad, 0)
+    assert raised.__name__ in str(job(records, bad).error)
+    assert tasks.attempt_stage(host, good, 0)

