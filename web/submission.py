@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import msgspec
 
 from omniqueue import chain, errors, job, store
 from omniqueue.pipeline import Pipeline
+from web import wait
 from web.services import Services
 
 #: After the job's deadline: time for the reaper to end it and for the reply, within a second of the deadline in all.
@@ -92,7 +95,7 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
 
 
 def complete(services: Services, ask: Ask) -> job.Job:
-    """Submit and wait. WSGI cannot tell that a silent client has left, so the job's deadline bounds the wait.
+    """Submit and wait; a client that leaves cancels its job, unless an Idempotency-Key says that it may come back.
 
     Raises what :func:`accept` raises, JobExpired, and JobEnded for a job that ends without a result.
     """
@@ -100,10 +103,34 @@ def complete(services: Services, ask: Ask) -> job.Job:
     with waiter.expect(job_id) as waiting:
         submission = accept(services, ask, job_id, waiter.reply_to)
         if not submission.existing:
-            return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
+            return _succeeded(_wait_for_client(services, ask, waiting))
     with waiter.expect(submission.job_id) as waiting:
         waiting.woken.set()  # it may have ended long ago
         return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
+
+
+def _wait_for_client(services: Services, ask: Ask, waiting: wait.Waiting) -> job.Job:
+    left = (lambda: False) if ask.idempotency_key else client_left(flask.request.environ)
+    try:
+        return services.waiter.wait(waiting, ask.timeout_s + GRACE_S, left)
+    except wait.ClientLeft:
+        services.store.cancel(waiting.job_id)
+        raise
+
+
+def client_left(environ: Mapping[str, Any]) -> Callable[[], bool]:
+    """Whether the client has closed its connection; False where the server does not show its socket."""
+    connection = environ.get("gunicorn.socket")
+
+    def left() -> bool:
+        try:
+            return connection is not None and connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except (BlockingIOError, ValueError):  # nothing to read; a TLS socket cannot be asked
+            return False
+        except OSError:
+            return True
+
+    return left
 
 
 def _succeeded(record: job.Job) -> job.Job:

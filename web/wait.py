@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from omniqueue import errors, job, store
@@ -30,6 +30,10 @@ class ShuttingDown(errors.NotReady):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"The router is shutting down; job {job_id} goes on: GET /v1/jobs/{job_id} tells its end.")
+
+
+class ClientLeft(errors.JobCancelled):
+    """The client closed its connection before the answer."""
 
 
 @dataclass(eq=False)
@@ -88,14 +92,18 @@ class ReplyWaiter:
                 if not others:
                     del self._waiting[job_id]
 
-    def wait(self, waiting: Waiting, timeout_s: float) -> job.Job:
-        """The job's record once it is terminal.
+    def wait(self, waiting: Waiting, timeout_s: float, left: Callable[[], bool] = lambda: False) -> job.Job:
+        """The job's record once it is terminal; ``left`` tells whether nobody wants it any more.
 
-        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``, ShuttingDown.
+        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``, ClientLeft, ShuttingDown.
         """
         waiting.submitted = True
         deadline = time.monotonic() + timeout_s
-        while waiting.woken.wait(max(0.0, deadline - time.monotonic())):
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            if not waiting.woken.wait(min(remaining_s, RECHECK_S)):
+                if left():
+                    raise ClientLeft(f"The client of job {waiting.job_id} closed its connection.")
+                continue
             waiting.woken.clear()
             record = self._ended(waiting.job_id)
             if record is not None:

@@ -21,6 +21,9 @@ from workers.host import StageHost, worker_name
 
 log = logging.getLogger(__name__)
 
+#: Docker gives a container 64 MiB of /dev/shm unless told otherwise, which a few pictures' hidden states fill.
+_LITTLE_ROOM_BYTES = 256 << 20
+
 _host: StageHost | None = None
 _chosen: tuple[Pipeline, Stage] | None = None
 _terms = 0
@@ -114,6 +117,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             if not shared.directory.is_dir():
                 raise errors.ConfigError(f"OMNIQUEUE_SHM_DIR={config.shm_dir} is not a folder; payloads need one.")
+            _check_room(shared)
             place = media.shared(config.media_fs_url)
             engine = engines.create(stage)
         except errors.OmniqueueError as exc:
@@ -179,6 +183,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _host.close()
 
     terminate = stop
+
+
+def _check_room(shared: payloads.PayloadStore) -> None:
+    free = shared.free_bytes()
+    if free < _LITTLE_ROOM_BYTES:
+        log.warning(
+            "action=little_room folder=%s free_mib=%d: payloads may not fit; raise its size (docker: shm_size)",
+            shared.directory,
+            free >> 20,
+        )
 
 
 def check_topology(pipe: Pipeline, stage: Stage, resolved: Any) -> None:

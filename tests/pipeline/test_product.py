@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from omniqueue import up
+from omniqueue.job import Job
 from tests.engines.cases import CASES, Case
 from tests.engines.reference import NativeReference
 from tests.pipeline import conftest
@@ -193,6 +194,31 @@ def _wait_for_new_worker(product: Product, before: set[str], log: Path) -> str:
 def _ran_by(product: Product, worker: str) -> list[str]:
     jobs = product.store().jobs("glm_image", 100)
     return [job.id for job in jobs if any(stage.worker == worker for stage in job.stages)]
+
+
+def test_kill_9_of_a_stages_only_worker_costs_seconds_and_no_request(
+    product: Product, native_reference: NativeReference
+) -> None:
+    """The chaos of tests/process once with real engines: ``up`` starts the worker again, the picture is the same."""
+    worker = next(one for one in product.store().workers() if one["queue"] == "stage1")
+    with ThreadPoolExecutor(len(CASES) + 1) as clients:
+        long = clients.submit(picture, product, body(CASES[0], num_inference_steps=150))
+        pictures = [clients.submit(picture, product, body(case)) for case in CASES]
+        deadline = time.monotonic() + 60
+        while not any(_runs_long(job) for job in product.store().jobs("glm_image", 20)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        psutil.Process(worker["pid"]).kill()
+        for case, future in zip(CASES, pictures, strict=True):
+            numpy.testing.assert_array_equal(future.result(timeout=200), native_reference.pixels[case.name])
+        assert long.result(timeout=200).shape == (64, 64, 3)
+    jobs = product.store().jobs("glm_image", len(CASES) + 1)
+    assert {job.stages[0].attempt for job in jobs} == {1}, "the first stage ran again"
+    assert [job.stages[1].attempt > 1 for job in jobs if job.request.get("num_inference_steps") == 150] == [True]
+
+
+def _runs_long(job: Job) -> bool:
+    return job.request.get("num_inference_steps") == 150 and job.stages[1].state == "running"
 
 
 def test_ctrl_c_leaves_no_process_no_payload_and_no_socket(product: Product) -> None:

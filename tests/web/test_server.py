@@ -323,6 +323,46 @@ def test_a_client_that_leaves_a_stream_frees_its_thread(running: Server) -> None
         assert Call(running.url).status() == 200
 
 
+def _post_and_hang_up(running: Server, *headers: str) -> str:
+    """Ask for a picture, close the connection before there is an answer, and return the job's id."""
+    records, pipe = running.router().store, running.router().pipe
+    before = {job.id for job in records.jobs(pipe.name, 100)}
+    content = b'{"prompt": "x"}'
+    head = ["POST /v1/images/generations HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    with socket.create_connection(("127.0.0.1", int(running.url.rsplit(":", 1)[1])), timeout=10) as connection:
+        connection.sendall("\r\n".join([*head, f"Content-Length: {len(content)}", "", ""]).encode() + content)
+        deadline = time.monotonic() + 10
+        while not (new := [job.id for job in records.jobs(pipe.name, 100) if job.id not in before]):
+            assert time.monotonic() < deadline
+    return new[0]
+
+
+def test_a_client_that_leaves_cancels_its_job(running: Server) -> None:
+    job_id = _post_and_hang_up(running)
+    deadline = time.monotonic() + 10
+    while True:
+        record = running.router().store.job(job_id)
+        if record is not None and record.state.terminal:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert record.state.value == "cancelled"
+
+
+def test_a_client_with_an_idempotency_key_may_leave_and_come_back(running: Server) -> None:
+    job_id = _post_and_hang_up(running, "Idempotency-Key: later")
+    time.sleep(1.5)
+    with support.Workers(running.router()):
+        again = requests.post(
+            f"{running.url}/v1/images/generations",
+            json={"prompt": "x"},
+            headers={"Idempotency-Key": "later"},
+            timeout=10,
+        )
+    assert again.status_code == 200
+    assert again.headers["X-Omniqueue-Job-Id"] == job_id
+
+
 def test_no_worker_outlives_a_master_that_was_killed(running: Server) -> None:
     router = running.router()
     call = Call(running.url)
