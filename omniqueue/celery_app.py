@@ -6,6 +6,7 @@ from typing import Any
 
 import celery
 from celery import signals
+from kombu.transport import redis as redis_transport
 
 from omniqueue import settings
 
@@ -40,6 +41,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_connection_timeout=2,
+    worker_consumer="workers.consumer:Consumer",
     worker_cancel_long_running_tasks_on_connection_loss=False,
     # Publishing fails fast: the record says that the work is owed, and the reaper publishes again.
     task_publish_retry=False,
@@ -52,6 +54,10 @@ app.conf.update(
     worker_redirect_stdouts=False,
     worker_log_color=False,
 )
+
+# When a connection closes, kombu gives un-acked messages back; while Redis is away it pickles them into a file in the
+# temporary folder instead, one more with each outage. The job record knows what is owed.
+redis_transport.Channel.do_restore = False
 
 
 def publish_only(config: settings.Settings) -> None:

@@ -160,6 +160,8 @@ class Cluster:
         for stage_id, count in enumerate(counts):
             queue = self.pipe.stage(stage_id).queue
             alive = [process for process in self.processes if process.name == queue and process.alive()]
+            for process in alive:
+                process.signal(signal.SIGCONT)  # a test that failed may have left it stopped
             for process in alive[count:]:
                 assert process.terminate() == 0, process.text()[-2000:]
             replicas.append(alive[:count] + [self.worker(stage_id, ready=False) for _ in range(count - len(alive))])
@@ -237,11 +239,11 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(errors.BrokerUnavailable):
-                self.listener.replies(job_id, 0.5)
                 record = self.store.job(job_id)
                 if record is not None and record.state.terminal:
-                    self.late_replies(job_id)  # it may have come just after we looked
+                    self.late_replies(job_id)
                     return record
+                self.listener.replies(job_id, 0.5)
         raise AssertionError(f"{job_id} did not end within {timeout_s:.0f} s: {self.store.job(job_id)}")
 
     def late_replies(self, *job_ids: str) -> list[int]:
