@@ -87,6 +87,13 @@ def _refuse(message: str, status: int = 2) -> NoReturn:
     raise SystemExit(status)
 
 
+def _cannot_serve(host: StageHost, beats: pulse.Pulse, why: str, status: int = 2) -> NoReturn:
+    """Leave, after the engine is closed; the announcement says why for as long as it lasts."""
+    beats.refused(why)
+    host.close()
+    _refuse(why, status)
+
+
 class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Loads the engine before the worker consumes; on the way down drains it after consuming has ended."""
 
@@ -141,14 +148,11 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
             check_topology(host.pipe, host.stage, loaded.topology if loaded else None)
         except errors.OmniqueueError as exc:
-            self._pulse.refused(exc.message)
-            host.close()
-            _refuse(exc.message)
+            _cannot_serve(host, self._pulse, exc.message)
         except Exception as exc:  # a user's engine may raise anything; another start may go better
             log.exception("action=engine_start_failed")
-            self._pulse.refused(f"{type(exc).__name__}: {exc}")
-            host.close()
-            _refuse(f"The engine could not start: {type(exc).__name__}: {exc}", pulse.EXIT_ENGINE)
+            why = f"The engine could not start: {type(exc).__name__}: {exc}"
+            _cannot_serve(host, self._pulse, why, pulse.EXIT_ENGINE)
         except SystemExit:
             self._pulse.stop()
             host.close()
