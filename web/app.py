@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import flask
 
 from omniqueue import catalog, celery_app, settings
-from web import decode, files, health, images, jobs, models, openai_format
+from web import decode, files, health, images, jobs, models, openai_format, openapi
 from web.services import Services, attach
+
+#: The families of endpoints: each has a blueprint and says its operations for the OpenAPI document.
+FAMILIES = (images, jobs, models, files, health, openapi)
+_PAGE = Path(__file__).parent / "page"
 
 
 def create_app(config: settings.Settings | None = None, known: catalog.Catalog | None = None) -> flask.Flask:
     """The WSGI application. Raises ConfigError when the environment or a stage config is not valid."""
     config = config or settings.load()
     celery_app.publish_only(config)
-    app = flask.Flask("omniqueue.web", static_folder=None)
+    app = flask.Flask("omniqueue.web", static_folder=None, template_folder=str(_PAGE))
     app.config["MAX_CONTENT_LENGTH"] = decode.READ_BYTES
     attach(app, Services.build(config, known or catalog.load(config)))
-    for family in (images, jobs, models, files, health):
+    for family in FAMILIES:
         app.register_blueprint(family.blueprint)
+    openapi.attach(app, [operation for family in FAMILIES for operation in family.operations])
     openai_format.register(app)
     return app

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import flask
 
 from omniqueue import media
+from web import openapi
 from web.services import Services, current
 
 blueprint = flask.Blueprint("files", __name__)
@@ -45,3 +46,15 @@ def _content_type(name: str) -> str:
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
     while chunk := file.read(_CHUNK_BYTES):
         yield chunk
+
+
+operations = (
+    openapi.Operation(
+        method="GET",
+        path="/v1/files/{name}",
+        summary="Finished media, by the name that a result gave",
+        responses={200: openapi.Content(tuple(dict.fromkeys(media.CONTENT_TYPES.values())), "The file.")},
+        parameters=(openapi.Parameter("name", "path", str, "A file's name, as in the URL of a result."),),
+        errors=(404,),
+    ),
+)

@@ -9,7 +9,7 @@ import flask
 
 from omniqueue import errors
 from omniqueue.pipeline import Pipeline, Stage
-from web import openai_format
+from web import answers, openai_format, openapi
 from web.services import current
 
 blueprint = flask.Blueprint("health", __name__)
@@ -128,3 +128,17 @@ def _useless(pipe: Pipeline, worker: Announcement) -> str:
         )
     detail = f" ({worker['detail']})" if worker.get("detail") else ""
     return f"{worker['worker']} is {worker['phase']}{detail}"
+
+
+operations = (
+    openapi.Operation(
+        method="GET", path="/health", summary="The process answers", responses={200: answers.Health}, public=True
+    ),
+    openapi.Operation(
+        method="GET",
+        path="/ready",
+        summary="Could a job be done now, and why not",
+        responses={200: answers.Ready, 503: answers.NotReady},
+    ),
+    openapi.Operation(method="GET", path="/v1/queues", summary="What waits where", responses={200: answers.Queues}),
+)

@@ -10,7 +10,7 @@ import flask
 
 from omniqueue import errors, job, params
 from omniqueue.pipeline import Pipeline
-from web import decode, files, openai_format, schema, submission
+from web import answers, decode, files, openai_format, openapi, schema, submission
 from web.services import Services, current
 
 blueprint = flask.Blueprint("images", __name__)
@@ -97,3 +97,17 @@ def _formatted(services: Services, record: job.Job, response_format: str) -> Map
         "model": request["model"],
         **submission.warnings(services.catalog.named(record.pipeline), record),
     }
+
+
+operations = (
+    openapi.Operation(
+        method="POST",
+        path="/v1/images/generations",
+        summary="Make pictures from a prompt",
+        request=schema.ImageGeneration,
+        responses={200: answers.Pictures},
+        parameters=(openapi.IDEMPOTENCY_KEY,),
+        errors=openapi.SUBMITS,
+        headers={200: ("X-Omniqueue-Job-Id",)},
+    ),
+)

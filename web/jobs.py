@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flask
+from msgspec import Meta
 
 from omniqueue import errors, job, store
-from web import decode, events, images, job_view, openai_format, schema, submission
+from web import answers, decode, events, images, job_view, openai_format, openapi, schema, submission
 from web.services import Services, current
 
 blueprint = flask.Blueprint("jobs", __name__)
@@ -122,3 +123,56 @@ def _jobs(services: Services, count: int, ascending: bool, after: job.Job | None
 
 def _order(record: job.Job) -> tuple[Any, ...]:
     return record.created_at, record.id
+
+
+operations = (
+    openapi.Operation(
+        method="POST",
+        path="/v1/jobs",
+        summary="Make a picture as a job, and answer at once",
+        request=schema.ImageJob,
+        responses={202: answers.Job},
+        parameters=(openapi.IDEMPOTENCY_KEY,),
+        errors=(404, 409, 413, 415),
+        headers={202: ("Location", "X-Omniqueue-Job-Id")},
+    ),
+    openapi.Operation(
+        method="GET",
+        path="/v1/jobs",
+        summary="Jobs by creation time",
+        responses={200: answers.Jobs},
+        parameters=(
+            openapi.Parameter("limit", "query", Annotated[int, Meta(ge=1, le=_MAX_LIMIT)], "Jobs on a page; 20."),
+            openapi.Parameter("order", "query", Literal["asc", "desc"], "desc: the newest first."),
+            openapi.Parameter("after", "query", Annotated[str, Meta(min_length=1)], "The last id of the page before."),
+        ),
+    ),
+    openapi.Operation(
+        method="GET",
+        path="/v1/jobs/{job_id}",
+        summary="One job",
+        responses={200: answers.Job},
+        parameters=(openapi.JOB_ID,),
+        errors=(404,),
+    ),
+    openapi.Operation(
+        method="DELETE",
+        path="/v1/jobs/{job_id}",
+        summary="Cancel a live job, or forget a finished one with its files",
+        responses={200: answers.JobDeleted, 202: answers.Job},
+        parameters=(openapi.JOB_ID,),
+        errors=(404,),
+    ),
+    openapi.Operation(
+        method="GET",
+        path="/v1/jobs/{job_id}/events",
+        summary="A job's changes as server-sent events",
+        responses={
+            200: openapi.Content(
+                ("text/event-stream",), "Each `status` event holds the job; one that is terminal, or `error`, is last."
+            )
+        },
+        parameters=(openapi.JOB_ID,),
+        errors=(404,),
+    ),
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import flask
 
-from web import openai_format
+from web import answers, openai_format, openapi
 from web.services import Services, current
 
 blueprint = flask.Blueprint("models", __name__)
@@ -35,4 +35,27 @@ def _model(services: Services, name: str) -> dict[str, Any]:
         "owned_by": "omniqueue",
         "pipeline": pipe.name,
         "output_types": sorted({stage.final_output_type or "image" for stage in pipe.final_stages}),
+        "size": {
+            "multiple": pipe.size.multiple,
+            "min_side": pipe.size.min_side,
+            "max_side": pipe.size.max_side,
+            "max_area": pipe.size.max_area,
+            "default": "{}x{}".format(*pipe.size.default),
+        },
+        "max_n": pipe.max_n,
+        "max_steps": pipe.max_steps,
+        "max_prompt_chars": pipe.max_prompt_chars,
     }
+
+
+operations = (
+    openapi.Operation(method="GET", path="/v1/models", summary="Every served name", responses={200: answers.Models}),
+    openapi.Operation(
+        method="GET",
+        path="/v1/models/{name}",
+        summary="One model, and what it can make",
+        responses={200: answers.Model},
+        parameters=(openapi.Parameter("name", "path", str, "A served name; it may have slashes in it."),),
+        errors=(404,),
+    ),
+)

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import flask
+import flask.testing
+import msgspec
 import redis
+from werkzeug.exceptions import HTTPException
 from werkzeug.test import TestResponse
 
 from omniqueue import catalog, celery_app, errors, media, payloads, settings, store
 from omniqueue.pipeline import Pipeline
 from tests.unit import support
-from web import app, services
+from web import answers, app, openapi, services
 
 GENERATIONS = "/v1/images/generations"
 PROMPT = "A red apple on a white table"
@@ -53,6 +56,39 @@ class Router:
         return found
 
 
+_OPERATIONS = {
+    (operation.method, operation.path): operation for family in app.FAMILIES for operation in family.operations
+}
+
+
+class CheckingClient(flask.testing.FlaskClient):
+    """A client that holds every answer against what the OpenAPI document says of it."""
+
+    def open(self, *arguments: Any, **options: Any) -> TestResponse:
+        response = super().open(*arguments, **options)
+        environ = response.request.environ
+        try:
+            rule, _ = self.application.create_url_adapter(flask.Request(environ)).match(return_rule=True)  # type: ignore[union-attr]
+        except HTTPException:
+            return response
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        if (operation := _OPERATIONS.get((environ["REQUEST_METHOD"], path))) is not None:
+            check_answer(operation, response)
+        return response
+
+
+def check_answer(operation: openapi.Operation, response: TestResponse) -> None:
+    """Fail unless status, media type and body are documented."""
+    told = openapi.document([operation], keys=True)["paths"][operation.path][operation.method.lower()]["responses"]
+    assert str(response.status_code) in told, (operation.method, operation.path, response.status_code)
+    kinds = told[str(response.status_code)]["content"]
+    assert {kind.partition(";")[0] for kind in kinds} >= {response.content_type.partition(";")[0]}, operation.path
+    if response.content_type == openapi.JSON:
+        body = operation.responses.get(response.status_code, answers.ErrorAnswer)
+        [kind] = [part for part in openapi.parts(body) if not isinstance(part, openapi.Content)]
+        msgspec.convert(response.json, kind, strict=True)
+
+
 @contextlib.contextmanager
 def running(valkey: str, folder: Path, pipe: Pipeline, **changes: Any) -> Iterator[Router]:
     """A router with a namespace of its own, named after the pipeline."""
@@ -66,6 +102,7 @@ def running(valkey: str, folder: Path, pipe: Pipeline, **changes: Any) -> Iterat
     application = app.create_app(config, catalog.Catalog((pipe,)))
     # Celery keeps a pool of producers for the first broker it met; another test may have used another one.
     celery_app.app.__dict__.pop("amqp", None)
+    application.test_client_class = CheckingClient
     router = services.of(application)
     try:
         yield Router(application, application.test_client(), router.store, router.media, pipe)
