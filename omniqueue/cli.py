@@ -107,8 +107,10 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    tiny = commands.add_parser("tiny-checkpoint", help="write a tiny random checkpoint in a published layout")
-    tiny.add_argument("architecture", choices=["glm_image"])
+    tiny = commands.add_parser(
+        "tiny-checkpoint", help="write a small checkpoint in a published layout: random weights, or SmolLM2's"
+    )
+    tiny.add_argument("architecture", choices=["glm_image", "smollm2"])
     tiny.add_argument("--out", type=Path, required=True, help="folder to write")
     tiny.add_argument("--seed", type=int, default=0)
     tiny.set_defaults(run=_tiny)
@@ -207,9 +209,12 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _tiny(options: argparse.Namespace) -> int:
-    from omniqueue.engines import tiny_glm_image
+    from omniqueue.engines import smollm2, tiny_glm_image
 
-    tiny_glm_image.write(options.out, options.seed, _say)
+    if options.architecture == "smollm2":
+        smollm2.write(options.out, _say)
+    else:
+        tiny_glm_image.write(options.out, options.seed, _say)
     _say(f"wrote    {options.out}")
     return 0
 

@@ -30,5 +30,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reference.write_smollm2(tmp_path_factory.mktemp("smollm2") / "smollm2")
+
+
+@pytest.fixture(scope="session")
 def native_reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> reference.NativeReference:
     return reference.run_native(checkpoint, tmp_path_factory.mktemp("native"))

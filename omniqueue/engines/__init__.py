@@ -11,6 +11,7 @@ from omniqueue.pipeline import Stage
 _METHODS = ("start", "generate", "abort", "check_health", "close")
 _BUILT_IN = {
     "fake": "omniqueue.engines.fake:FakeEngine",
+    "vllm": "omniqueue.engines.vllm:VllmEngine",
     "vllm_omni": "omniqueue.engines.vllm_omni:VllmOmniEngine",
 }
 

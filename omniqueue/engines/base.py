@@ -16,6 +16,8 @@ from omniqueue.pipeline import Pipeline, Stage
 Report = Callable[[str], None]
 #: Called while a request runs: steps done, steps in all (0 when unknown).
 Progress = Callable[[int, int], None]
+#: Called while a text stage runs, with each new piece: ``text``, ``tokens`` (their number) and perhaps ``logprobs``.
+Say = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,10 @@ class StageOutput:
 
     ``data`` is JSON-able (``token_ids``, ``cumulative_token_ids``, ``cumulative_text``, ``text``, ``prompt_token_ids``,
     ``finish_reason``, ``usage`` ...). ``tensors`` are named buffers. A final image is the tensor ``image``, uint8,
-    shape (height, width, 3); final audio is ``audio``, float32, shape (samples,) with ``data["sample_rate"]`` in Hz;
-    final video is ``video``, uint8, shape (frames, height, width, 3), with ``data["fps"]``; final text is
-    ``data["text"]``.
+    shape (height, width, 3); final audio is ``audio``, float32, shape (samples,) or (channels, samples) with
+    ``data["sample_rate"]`` in Hz; final video is ``video``, uint8, shape (frames, height, width, 3), with
+    ``data["fps"]``; final text is ``data["text"]``, with ``data["logprobs"]`` where they were asked for: one entry a
+    token with ``token``, ``logprob`` and ``top``, a list of the same.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +42,8 @@ class StageRequest:
 
     ``request_id`` is unique for job, stage, attempt and item. ``job`` is the accepted request (prompt, seed, width in
     pixels, ...; see :mod:`omniqueue.params`), ``index`` the item's number, ``params`` the overrides resolved for this
-    stage (request over config), ``sources`` the outputs of every stage named in ``input_sources``, by stage id.
+    stage (request over config), ``sources`` the outputs of every stage named in ``input_sources``, by stage id. ``say``
+    is there when somebody reads the text while it is written; an engine that cannot say it in pieces need not.
     """
 
     request_id: str
@@ -47,6 +51,7 @@ class StageRequest:
     index: int
     params: Mapping[str, Any]
     sources: Mapping[int, StageOutput]
+    say: Say | None = None
 
 
 @dataclass(frozen=True)

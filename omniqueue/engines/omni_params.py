@@ -31,8 +31,8 @@ def resolve(defaults: Any, overrides: Mapping[str, Any], constraints: Mapping[st
     from vllm_omni.config.stage_config import merge_sampling_constraints
 
     kind = type(defaults)
-    checked = {name: _checked(kind, name, value) for name, value in overrides.items()}
-    values = merge_sampling_constraints({**_values(defaults), **checked}, constraints)
+    given = {name: checked(kind, name, value) for name, value in overrides.items()}
+    values = merge_sampling_constraints({**_values(defaults), **given}, constraints)
     try:
         params = kind(**values)
     except (TypeError, ValueError, VLLMClientError) as exc:
@@ -87,7 +87,8 @@ def _is_plain(hint: Any) -> bool:
     return False
 
 
-def _checked(kind: Any, name: str, value: Any) -> Any:
+def checked(kind: Any, name: str, value: Any) -> Any:
+    """A request's value for one parameter of a class. Raises EngineRejected for a name or a value it does not take."""
     allowed: dict[str, Any] = settable(kind)
     if name not in allowed:
         near = difflib.get_close_matches(name, allowed, n=1)

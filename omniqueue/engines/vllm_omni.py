@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from omniqueue import errors
@@ -23,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 #: How long the engine's processes may take to end after it was told to, in seconds, before they are killed.
 _END_PATIENCE_S = 10.0
-#: An ``owner/name`` on the Hub; everything else that is not a folder is a mistyped path.
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class VllmOmniEngine:
@@ -55,7 +51,7 @@ class VllmOmniEngine:
         """
         began = time.monotonic()
         versions = environment.check_versions()
-        model = _checked_model(model)
+        model = environment.checked_model(model)
         environment.prepare(model)
         report("importing vllm_omni")
         import vllm_omni  # noqa: F401  # before any vllm symbol: it replaces classes in vllm's modules
@@ -310,23 +306,3 @@ def _processors(source: Any, stage_id: int) -> tuple[Callable[..., Any] | None, 
     readers = [one for one in source.stages if stage_id in one.input_sources]
     paths = [one.sync_process_input_func or one.custom_process_input_func for one in readers]
     return processor, tuple(one for one in paths if one)
-
-
-def _checked_model(model: str) -> str:
-    if not model:
-        raise errors.ConfigError(
-            "No model is set; give --model or OMNIQUEUE_MODEL, or model: in the stage config.", param="model"
-        )
-    path = Path(os.path.expanduser(model))
-    if path.is_dir():
-        if not any((path / name).exists() for name in ("config.json", "model_index.json", "modular_model_index.json")):
-            raise errors.ConfigError(
-                f"{model} holds neither config.json nor model_index.json, so it is not a checkpoint.", param="model"
-            )
-        return str(path)
-    if path.exists() or not _HUB_ID.fullmatch(model):
-        raise errors.ConfigError(
-            f"{model} is neither a folder nor a model id such as zai-org/GLM-Image; check --model or OMNIQUEUE_MODEL.",
-            param="model",
-        )
-    return model

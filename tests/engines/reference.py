@@ -42,6 +42,13 @@ def write_checkpoint(directory: Path) -> Path:
     return directory
 
 
+def write_smollm2(directory: Path) -> Path:
+    """Write SmolLM2 from its package, by the command that users have."""
+    command = [sys.executable, "-m", "omniqueue.cli", "tiny-checkpoint", "smollm2", "--out", str(directory)]
+    subprocess.run(command, check=True, env=environment(), timeout=300, stderr=subprocess.DEVNULL)
+    return directory
+
+
 def pipeline(checkpoint: Path, config: str = CONFIG) -> Pipeline:
     """A stage config, the tiny one as a rule, with the checkpoint as its model."""
     return configfile.load(config, model=str(checkpoint))

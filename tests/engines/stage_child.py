@@ -16,9 +16,8 @@ from typing import Any
 
 import psutil
 
-from omniqueue import configfile, errors
+from omniqueue import configfile, engines, errors
 from omniqueue.engines.base import StageOutput, StageRequest
-from omniqueue.engines.vllm_omni import VllmOmniEngine
 from omniqueue.payloads import Item, PayloadStore, Reference
 
 
@@ -33,7 +32,7 @@ class Child:
         self.store = PayloadStore("ab", folder)
         self.pipe = configfile.load(config, model=model)
         self.stage, self.model = self.pipe.stage(stage_id), model
-        self.engine = VllmOmniEngine()
+        self.engine: Any = engines.create(self.stage)
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self._tasks: dict[str, Future[StageOutput]] = {}
@@ -77,23 +76,24 @@ class Child:
 
     def generate(self, key: str, command: dict[str, Any]) -> None:
         sources = {int(stage): self.source(reference) for stage, reference in command["sources"].items()}
-        request = StageRequest(key, command["job"], 0, command["params"], sources)
+        said: list[Any] = []
+        request = StageRequest(key, command["job"], 0, command["params"], sources, said.append)
         steps: list[tuple[int, int]] = []
         answer = self.engine.generate(request, lambda done, total: steps.append((done, total)))
         running = asyncio.run_coroutine_threadsafe(answer, self.loop)
         self._tasks[key] = running
-        running.add_done_callback(lambda done: self.answer(key, done, steps))
+        running.add_done_callback(lambda done: self.answer(key, done, steps, said))
 
     def source(self, reference: dict[str, Any]) -> StageOutput:
         with self.store.open(Reference.from_json(reference)) as payload:
             item = payload.items[0]
             return StageOutput(item.data, item.tensors)
 
-    def answer(self, key: str, done: Future[StageOutput], steps: list[tuple[int, int]]) -> None:
+    def answer(self, key: str, done: Future[StageOutput], steps: list[tuple[int, int]], said: list[Any]) -> None:
         try:
             output = done.result()
             reference = self.store.put(f"oq_ab_{key}_0_0", [Item(output.data, output.tensors)])
-            self.say(id=key, reference=reference.to_json(), steps=steps)
+            self.say(id=key, reference=reference.to_json(), steps=steps, said=said)
         except BaseException as exc:  # noqa: BLE001  # whatever it is, the test has to hear of it
             self.say(id=key, steps=steps, **_error(exc))
 

@@ -124,6 +124,11 @@ class Answer:
         found: list[list[int]] = self._line.result(timeout=ANSWER_S)["steps"]
         return found
 
+    def said(self) -> list[dict[str, Any]]:
+        """The pieces of text that the engine said on the way."""
+        found: list[dict[str, Any]] = self._line.result(timeout=ANSWER_S)["said"]
+        return found
+
     def result(self) -> StageOutput:
         """The output; raises what the engine raised."""
         stored = Reference.from_json(_checked(self._line, ANSWER_S)["reference"])
