@@ -7,13 +7,16 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from omniqueue import errors
 
 T = TypeVar("T")
+
+_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_RATE = re.compile(r"[1-9][0-9]{0,5}/(second|minute|hour|day)")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class Settings:
     replica: int = 0
     #: Threads of one router process: clients that can wait at once.
     router_threads: int = 256
+    #: Keys of which every request but GET /health has to bring one; without any, everybody is let in.
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    #: A file with more of them, one a line; lines that begin with # are left out.
+    api_keys_file: str | None = None
+    #: How many requests that make work one key (or address, without keys) may send: "60/minute".
+    rate_limit: str | None = None
+    #: Largest body of a request that brings media, in bytes.
+    max_upload_bytes: int = 32 << 20
+    #: Hosts whose media a request may name by URL; "*" is every public one. Without any, no URL is ever opened.
+    allow_remote_media: tuple[str, ...] = ()
 
     def celery_broker(self) -> str:
         """The broker's URL as kombu spells it: ``unix://PATH?db=N`` is ``redis+socket://PATH?virtual_host=N``."""
@@ -71,6 +84,36 @@ def _text(value: str) -> str:
     return value
 
 
+def _names(value: str) -> str:
+    if not _words(value):
+        raise ValueError("it names nothing")
+    return value
+
+
+def _words(value: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+def _keys(value: str) -> tuple[str, ...]:
+    keys = _words(value)
+    if not keys:
+        raise ValueError("it holds no key")
+    return keys
+
+
+def _hosts(value: str) -> tuple[str, ...]:
+    hosts = _words(value.lower())
+    if not hosts or not all(host == "*" or _HOST.fullmatch(host) for host in hosts):
+        raise ValueError("it must be host names, separated by commas, or *")
+    return hosts
+
+
+def _rate(value: str) -> str:
+    if not _RATE.fullmatch(value):
+        raise ValueError("it must be a number per second, minute, hour or day, such as 60/minute")
+    return value
+
+
 def _seconds(value: str) -> float:
     number = float(value)
     if not 0 < number < 1e9:
@@ -82,6 +125,13 @@ def _count(value: str) -> int:
     number = int(value)
     if not 0 < number < 100_000:
         raise ValueError("it must be a whole number above 0")
+    return number
+
+
+def _bytes(value: str) -> int:
+    number = int(value)
+    if not 1 << 16 <= number <= 1 << 32:
+        raise ValueError("it must be a number of bytes from 65536 to 4294967296")
     return number
 
 
@@ -110,7 +160,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from the environment. Raises ConfigError that names the key and the value."""
     env = os.environ if environ is None else environ
 
-    def get(name: str, cast: Callable[[str], T], default: T) -> T:
+    def get(name: str, cast: Callable[[str], T], default: T, secret: bool = False) -> T:
         key = f"OMNIQUEUE_{name}"
         value = env.get(key)
         if value is None or value == "":
@@ -118,7 +168,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         try:
             return cast(value)
         except ValueError as exc:
-            shown = re.sub(r"//[^/]*@", "//***@", value)  # a login is nobody's business
+            shown = "***" if secret else re.sub(r"//[^/]*@", "//***@", value)  # a login is nobody's business
             raise errors.ConfigError(f"{key}={shown!r} is not valid: {exc}.", param=key) from None
 
     base = Settings()
@@ -128,7 +178,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         namespace=get("NAMESPACE", _text, base.namespace),
         stage_configs_path=get("STAGE_CONFIGS_PATH", _text, base.stage_configs_path),
         model=get("MODEL", _text, base.model),
-        served_model_name=get("SERVED_MODEL_NAME", _text, base.served_model_name),
+        served_model_name=get("SERVED_MODEL_NAME", _names, base.served_model_name),
         shm_dir=get("SHM_DIR", _text, base.shm_dir),
         host=get("HOST", _text, base.host),
         media_fs_url=get("MEDIA_FS_URL", _text, default_media_dir()),
@@ -137,4 +187,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         redis_timeout_s=get("REDIS_TIMEOUT_S", _seconds, base.redis_timeout_s),
         replica=get("REPLICA", _index, base.replica),
         router_threads=get("ROUTER_THREADS", _count, base.router_threads),
+        api_keys=get("API_KEYS", _keys, base.api_keys, secret=True),
+        api_keys_file=get("API_KEYS_FILE", _text, base.api_keys_file),
+        rate_limit=get("RATE_LIMIT", _rate, base.rate_limit),
+        max_upload_bytes=get("MAX_UPLOAD_BYTES", _bytes, base.max_upload_bytes),
+        allow_remote_media=get("ALLOW_REMOTE_MEDIA", _hosts, base.allow_remote_media),
     )

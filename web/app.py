@@ -6,8 +6,9 @@ from pathlib import Path
 
 import flask
 
-from omniqueue import catalog, celery_app, settings
-from web import decode, files, health, images, jobs, models, openai_format, openapi
+from omniqueue import catalog, celery_app, rate, settings
+from web import decode, files, guard, health, images, jobs, models, openai_format, openapi
+from web.keys import Keys
 from web.services import Services, attach
 
 #: The families of endpoints: each has a blueprint and says its operations for the OpenAPI document.
@@ -21,9 +22,11 @@ def create_app(config: settings.Settings | None = None, known: catalog.Catalog |
     celery_app.publish_only(config)
     app = flask.Flask("omniqueue.web", static_folder=None, template_folder=str(_PAGE))
     app.config["MAX_CONTENT_LENGTH"] = decode.READ_BYTES
-    attach(app, Services.build(config, known or catalog.load(config)))
+    services, keys = Services.build(config, known or catalog.load(config)), Keys.load(config)
+    attach(app, services)
+    guard.attach(app, keys, rate.RateLimit(config, services.store) if config.rate_limit else None)
     for family in FAMILIES:
         app.register_blueprint(family.blueprint)
-    openapi.attach(app, [operation for family in FAMILIES for operation in family.operations])
+    openapi.attach(app, [operation for family in FAMILIES for operation in family.operations], keys=bool(keys))
     openai_format.register(app)
     return app

@@ -67,8 +67,8 @@ def of_error(exc: errors.OmniqueueError) -> Problem:
     if isinstance(exc, submission.JobEnded):
         return of_job(exc.record)
     headers = {}
-    if isinstance(exc, submission.Busy):
-        headers["Retry-After"] = str(exc.retry_after_s)
+    if (retry_after_s := getattr(exc, "retry_after_s", None)) is not None:
+        headers["Retry-After"] = str(retry_after_s)
     elif exc.status == 503:
         headers["Retry-After"] = "1"
     return Problem(exc.status, exc.message, exc.type, exc.code, exc.param, headers)

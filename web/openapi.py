@@ -203,6 +203,8 @@ def _responses(operation: Operation, schemas: Mapping[Any, Any], keys: bool) -> 
                 content[JSON] = {"schema": schemas[part]}
         made[str(status)] = {"description": _said(operation, status, body), "content": content}
     common = (*_ANYWHERE, *((401,) if keys and not operation.public else ()))
+    if operation.method != "GET":
+        common += (403,)  # sent by another site's page
     for status in sorted({*common, *operation.errors} - set(operation.responses)):
         error = {JSON: {"schema": schemas[answers.ErrorAnswer]}}
         made[str(status)] = {"description": HTTPStatus(status).phrase, "content": error}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import logging
 import math
 import signal
@@ -14,9 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flask
+from gunicorn import util
 from gunicorn.app.base import BaseApplication
 
 from omniqueue import catalog, embedded, errors, media, settings
+from web import keys
 
 #: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
 _MARGIN_S = 3
@@ -80,6 +83,15 @@ def _start_worker(worker: Any) -> None:
     signal.signal(signal.SIGTERM, on_term)
 
 
+def _write_error(connection: socket.socket, status: int, reason: str, message: str) -> None:
+    """What is no HTTP never reaches the application: gunicorn's own errors, in the shape of all others."""
+    kind, code = "invalid_request_error" if status < 500 else "server_error", reason.lower().replace(" ", "_")
+    text = " ".join(part for part in (f"{reason}.", message[:200]) if part)
+    body = json.dumps({"error": {"message": text, "type": kind, "param": None, "code": code}})
+    head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    util.write_nonblock(connection, f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode("ascii"))
+
+
 class Server(BaseApplication):  # type: ignore[misc]
     """The router under gunicorn; ``factory`` makes the application, in each worker."""
 
@@ -89,6 +101,7 @@ class Server(BaseApplication):  # type: ignore[misc]
 
     def load_config(self) -> None:
         """Called by gunicorn: no configuration file is looked for."""
+        util.write_error = _write_error
         for name, value in self._options.items():
             self.cfg.set(name, value)
 
@@ -108,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = settings.load()
         known = catalog.load(config)
         media.shared(config.media_fs_url)
+        keys.Keys.load(config)
     except errors.ConfigError as exc:
         sys.stderr.write(f"omniqueue: {exc.message}\n")
         raise SystemExit(2) from None

@@ -37,6 +37,12 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ("REPLICA", "0", 0),
         ("REPLICA", "3", 3),
         ("ROUTER_THREADS", "64", 64),
+        ("API_KEYS", "one, two", ("one", "two")),
+        ("API_KEYS_FILE", "/run/keys", "/run/keys"),
+        ("RATE_LIMIT", "60/minute", "60/minute"),
+        ("MAX_UPLOAD_BYTES", "1000000", 1_000_000),
+        ("ALLOW_REMOTE_MEDIA", "Media.example, *.cdn.example", ("media.example", "*.cdn.example")),
+        ("ALLOW_REMOTE_MEDIA", "*", ("*",)),
     ],
 )
 def test_every_setting_is_read_from_its_variable(name: str, value: str, read: object) -> None:
@@ -75,6 +81,17 @@ def test_there_is_a_variable_for_every_setting() -> None:
         ("REPLICA", "1.0"),
         ("ROUTER_THREADS", "0"),
         ("ROUTER_THREADS", "many"),
+        ("SERVED_MODEL_NAME", ","),
+        ("SERVED_MODEL_NAME", " , "),
+        ("RATE_LIMIT", "60"),
+        ("RATE_LIMIT", "0/minute"),
+        ("RATE_LIMIT", "60 per minute"),
+        ("RATE_LIMIT", "6０/minute"),
+        ("MAX_UPLOAD_BYTES", "10"),
+        ("MAX_UPLOAD_BYTES", "32 MB"),
+        ("ALLOW_REMOTE_MEDIA", "https://media.example"),
+        ("ALLOW_REMOTE_MEDIA", "media.example:80"),
+        ("ALLOW_REMOTE_MEDIA", ","),
     ],
 )
 def test_a_bad_value_names_the_key_and_the_value(name: str, value: str) -> None:

@@ -226,6 +226,33 @@ def raw(url: str, *parts: bytes) -> bytes:
         return connection.recv(65536).partition(b"\r\n")[0]
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ],
+    ids=["no http", "version", "header name", "length", "path", "headers", "header", "tls"],
+)
+def test_what_is_no_http_gets_an_error_in_the_shape_of_all_others(running: Server, sent: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), timeout=10) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == status
+        assert answer.getheader("Content-Type") == "application/json"
+        error = json.loads(answer.read())["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+    assert requests.get(f"{running.url}/health", timeout=5).status_code == 200
+
+
 def test_a_malformed_chunk_is_the_clients_fault(running: Server) -> None:
     assert raw(running.url, b"Transfer-Encoding: chunked\r\n\r\nzz\r\nfoo").startswith(b"HTTP/1.1 400")
 
