@@ -264,11 +264,11 @@ class StageHost:
         with self._lock:
             return [(running.claim, running.total_progress()) for running in self._running.values()]
 
-    def stalled_s(self) -> float:
-        """Seconds since anything moved in the engine, 0 when nothing runs there."""
+    def moved_at(self) -> float | None:
+        """When anything last moved in the engine (monotonic, in seconds); None when nothing runs there."""
         with self._lock:
             moved = [r.moved_at for r in self._running.values() if r.task is not None and not r.ended.done()]
-        return time.monotonic() - max(moved) if moved else 0.0
+        return max(moved, default=None)
 
     def drain(self, grace_s: float, hand_back_now: Callable[[], bool]) -> None:
         """Let what runs finish, at most ``grace_s``; then hand it back to its queue."""

@@ -19,6 +19,22 @@ INTERVAL_S = 1.0
 EXIT_ENGINE = 70
 
 
+class OwnClock:
+    """Seconds that this process was awake: a stop (SIGSTOP, a suspended machine) is not time in which an engine hung."""
+
+    def __init__(self, longest_s: float = 2 * INTERVAL_S) -> None:
+        self._longest_s = longest_s
+        self._awake_s = 0.0
+        self._read_at = time.monotonic()
+
+    def now(self) -> float:
+        """Read about every INTERVAL_S; of a longer gap between two readings only ``longest_s`` count."""
+        at = time.monotonic()
+        self._awake_s += min(at - self._read_at, self._longest_s)
+        self._read_at = at
+        return self._awake_s
+
+
 class Pulse:
     """Two daemon threads: one beats, one listens for stops, so that a cancel need not wait for the next beat."""
 
@@ -28,6 +44,8 @@ class Pulse:
         self._started_at = time.time()
         self._stop = threading.Event()
         self._told = time.monotonic()
+        self._clock = OwnClock()
+        self._moved: tuple[float, float] | None = None
         self._health: Future[None] | None = None
         self._asked_at = 0.0
         self._beats = threading.Thread(target=self._beat_loop, name="pulse", daemon=True)
@@ -117,16 +135,20 @@ class Pulse:
     def _check_engine(self) -> None:
         if self._phase == "loading":
             return
-        stalled_s = self.host.stalled_s()
-        if stalled_s > self.host.pipe.hang_timeout_s:
-            self._leave(f"no progress for {stalled_s:.0f} s while holding work")
+        now = self._clock.now()
+        moved_at = self.host.moved_at()
+        if moved_at is None:
+            self._moved = None
+        elif self._moved is None or self._moved[0] != moved_at:
+            self._moved = moved_at, now
+        elif now - self._moved[1] > self.host.pipe.hang_timeout_s:
+            self._leave(f"no progress for {now - self._moved[1]:.0f} s while holding work")
         if self.host.dead.is_set():
             self._leave("the engine is dead")
-        self._check_health()
+        self._check_health(now)
 
-    def _check_health(self) -> None:
+    def _check_health(self, now: float) -> None:
         """Ask without waiting: an engine that is slow to answer must not keep the leases from being prolonged."""
-        now = time.monotonic()
         if self._health is None:
             self._health, self._asked_at = self.host.ask_health(), now
         if not self._health.done():

@@ -75,7 +75,7 @@ def hold(host: StageHost, records: Store, pipe: Pipeline) -> tuple[str, threadin
         except errors.OmniqueueError as error:
             host.give_up(claim, error, retry=False, counted=False)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     until(lambda: host.held() and host._running[(job_id, 0, 1)].task)
     return job_id, thread
@@ -208,10 +208,34 @@ def test_an_engine_that_holds_work_and_does_not_move_makes_it_leave(
     host.pipe = dataclasses.replace(pipe, hang_timeout_s=5.0)
     job_id, thread = hold(host, records, pipe)
     pulse._check_engine()
-    host._running[(job_id, 0, 1)].moved_at -= 6.0
+    until(lambda: pulse._health is None or pulse._health.done())
+    host._running[(job_id, 0, 1)].moved_at += 1.0
+    pulse._clock._awake_s += 6.0
+    pulse._check_engine()  # it moved
+    assert left == []
+    until(lambda: pulse._health is None or pulse._health.done())
+    pulse._clock._awake_s += 6.0
     with pytest.raises(Left):
         pulse._check_engine()
     assert left == [pulse_module.EXIT_ENGINE]
+    host.stop((job_id, 0, 1), errors.Stopped())
+    thread.join()
+
+
+def test_a_worker_that_was_stopped_for_long_is_not_taken_for_a_hung_one(
+    host: StageHost, records: Store, pipe: Pipeline, left: list[int]
+) -> None:
+    host.pipe = dataclasses.replace(pipe, hang_timeout_s=5.0)
+    pulse = Pulse(host)
+    pulse.ready()
+    job_id, thread = hold(host, records, pipe)
+    free = threading.Event()
+    host._loop.call_soon_threadsafe(free.wait)  # no answer from the engine on waking either
+    pulse._check_engine()
+    pulse._clock._read_at -= 3600.0
+    pulse._check_engine()
+    assert left == []
+    free.set()
     host.stop((job_id, 0, 1), errors.Stopped())
     thread.join()
 
