@@ -12,6 +12,10 @@ local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = t
 -- Reply lists and control lists of processes that are gone vanish by themselves. Those that live read them all the time,
 -- and look at the records besides.
 local LIST_TTL_S = 5
+-- Text that is being written goes this long after its last piece; the whole of it is in the record's result.
+local SAID_TTL_S = 60
+-- A reader that falls further behind takes the rest from the result.
+local MOST_SAID = 2000
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -41,6 +45,15 @@ end
 
 local function count(pipeline, what) redis.call('HINCRBY', P .. ':count:' .. pipeline, what, 1) end
 
+-- Tell the router that waits for the job to look at it.
+local function wake(id)
+  local reply = get(id, 'reply')
+  if reply and reply ~= '' then
+    redis.call('RPUSH', P .. ':reply:' .. reply, id)
+    redis.call('EXPIRE', P .. ':reply:' .. reply, LIST_TTL_S)
+  end
+end
+
 -- The one way into a terminal state.
 local function finalize(id, state, error, result)
   local key = job_key(id)
@@ -57,11 +70,7 @@ local function finalize(id, state, error, result)
   redis.call('ZADD', P .. ':ended', now + ttl, id)
   redis.call('EXPIRE', key, math.ceil(ttl) + 86400)  -- a backstop, should no reaper ever run again
   count(pipeline, state)
-  local reply = get(id, 'reply')
-  if reply and reply ~= '' then
-    redis.call('RPUSH', P .. ':reply:' .. reply, id)
-    redis.call('EXPIRE', P .. ':reply:' .. reply, LIST_TTL_S)
-  end
+  wake(id)
   return state
 end
 
@@ -219,6 +228,17 @@ function ops.finish(id, stage, attempt, ref, params, result)
   return {'next'}
 end
 
+-- Pieces of text that a stage is writing, for whoever reads it meanwhile: a hint, as replies are.
+-- id, stage, attempt, then the pieces
+function ops.say(id, stage, attempt, ...)
+  if not is_current(id, num(stage), attempt) then return {'stale'} end
+  local key = P .. ':said:' .. id
+  for _, piece in ipairs({...}) do redis.call('XADD', key, 'MAXLEN', '~', MOST_SAID, '*', 'piece', piece) end
+  redis.call('EXPIRE', key, SAID_TTL_S)
+  wake(id)
+  return {'ok'}
+end
+
 -- id, stage, attempt, code, reason, '1' to try again, '1' to count it as a failure
 function ops.fail(id, stage, attempt, code, reason, retry, counted)
   stage = num(stage)
@@ -252,7 +272,7 @@ function ops.delete(id)
   if idem and redis.call('GET', P .. ':idem:' .. idem) == id then redis.call('DEL', P .. ':idem:' .. idem) end
   redis.call('ZREM', P .. ':jobs:' .. get(id, 'pipeline'), id)
   redis.call('ZREM', P .. ':ended', id)
-  redis.call('DEL', job_key(id))
+  redis.call('DEL', job_key(id), P .. ':said:' .. id)
   return {'deleted', result}
 end
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import time
@@ -170,6 +169,18 @@ class Store:
         reason = reason[:_REASON_CHARS].encode(errors="replace").decode()
         flags = ["1" if flag else "0" for flag in (retry, counted)]
         return str(self._call("fail", claim.job_id, claim.stage_id, claim.attempt, code, reason, *flags)[0])
+
+    def say(self, claim: Claim, pieces: Iterable[Mapping[str, Any]]) -> None:
+        """Add pieces of text that a stage is writing, if the claim still holds, and wake the router that waits."""
+        texts = [json.dumps(piece, separators=(",", ":")) for piece in pieces]
+        self._call("say", claim.job_id, claim.stage_id, claim.attempt, *texts)
+
+    def said(self, job_id: str, after: str = "-") -> list[tuple[str, dict[str, Any]]]:
+        """The pieces said since the one with the id ``after``, each with its id; old ones may be gone."""
+        start = after if after == "-" else f"({after}"
+        with reachable():
+            found = cast("list[tuple[str, dict[str, str]]]", self.client.xrange(self._key("said", job_id), start, "+"))
+        return [(name, json.loads(fields["piece"])) for name, fields in found]
 
     def cancel(self, job_id: str) -> str:
         """Ask for a job's end. Returns gone, cancelling (a worker must confirm) or the state it is now in."""
@@ -339,9 +350,3 @@ class Store:
             for name in lists:
                 pipe.lindex(name, -1)
             return [text for text in pipe.execute() if text is not None]
-
-
-@functools.cache
-def shared(config: settings.Settings) -> Store:
-    """One store per process and configuration."""
-    return Store.from_settings(config)

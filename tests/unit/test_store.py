@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from omniqueue import embedded, errors, settings, store
+from omniqueue import embedded, errors, store
 from omniqueue.job import JobState
 from omniqueue.payloads import Reference
 from omniqueue.pipeline import Pipeline
@@ -739,6 +738,8 @@ OPERATIONS = {
     "renew": lambda s, p, c: s.renew([(c, (0, 0))], 1.0),
     "finish": lambda s, p, c: s.finish(c, None, {}),
     "fail": lambda s, p, c: s.fail(c, "c", "r", retry=True),
+    "say": lambda s, p, c: s.say(c, [{}]),
+    "said": lambda s, p, c: s.said(c.job_id),
     "cancel": lambda s, p, c: s.cancel(c.job_id),
     "delete": lambda s, p, c: s.delete(c.job_id),
     "reap": lambda s, p, c: s.reap(p.name),
@@ -933,12 +934,6 @@ def test_two_namespaces_in_one_redis_do_not_meet(records: Store, pipe: Pipeline)
     assert (records.live(pipe.name), other.live(pipe.name)) == (1, 0)
 
 
-def test_a_store_is_made_once_per_configuration(valkey: str) -> None:
-    config = settings.Settings(redis_url=valkey)
-    assert store.shared(config) is store.shared(config)
-    assert store.shared(config) is not store.shared(dataclasses.replace(config, namespace="other"))
-
-
 def test_a_new_id_has_only_what_file_names_and_keys_may_have() -> None:
     ids = {store.new_id() for _ in range(100)}
     assert len(ids) == 100
@@ -949,3 +944,43 @@ def test_a_digest_depends_on_what_is_asked_and_not_on_its_order() -> None:
     assert store.digest({"a": 1, "b": 2}) == store.digest({"b": 2, "a": 1})
     assert store.digest({"a": 1}) != store.digest({"a": 2})
     assert json.loads(json.dumps(store.digest({}))) == store.digest({})
+
+
+# -- text while it is written ------------------------------------------------------------------------------------------
+
+
+def test_pieces_are_heard_in_order_and_wake_the_router_that_waits(records: Store, pipe: Pipeline) -> None:
+    job_id = submit(records, pipe, reply_to="router")
+    held = claim(records, pipe, job_id)
+    assert records.said(job_id) == []
+    records.say(held, [{"text": "a"}, {"text": "苹果"}])
+    first, second = records.said(job_id)
+    assert [first[1], second[1]] == [{"text": "a"}, {"text": "苹果"}]
+    assert records.said(job_id, first[0]) == [second]
+    assert records.replies("router", 1.0) == [job_id]
+    records.say(held, [{"text": "c"}])
+    assert [piece for _, piece in records.said(job_id, second[0])] == [{"text": "c"}]
+
+
+def test_an_attempt_that_was_given_up_says_nothing_more(records: Store, pipe: Pipeline) -> None:
+    job_id = submit(records, pipe)
+    stale = claim(records, pipe, job_id)
+    records.fail(stale, "c", "r", retry=True)
+    again = claim(records, pipe, job_id)
+    records.say(stale, [{"text": "old"}])
+    records.say(again, [{"text": "new"}])
+    assert [piece["text"] for _, piece in records.said(job_id)] == ["new"]
+
+
+def test_what_was_said_is_bounded_and_goes_with_the_job(records: Store, pipe: Pipeline) -> None:
+    job_id = submit(records, pipe)
+    held = claim(records, pipe, job_id)
+    for _ in range(5):
+        records.say(held, [{"text": "x"}] * 1000)
+    assert 2000 <= len(records.said(job_id)) <= 3000
+    assert 0 < int(records.client.ttl(f"{records.namespace}:said:{job_id}")) <= 60
+    records.cancel(job_id)
+    records.fail(held, "c", "r", retry=False)
+    records.say(held, [{"text": "too late"}])
+    assert records.delete(job_id)[0] == "deleted"
+    assert records.said(job_id) == []
