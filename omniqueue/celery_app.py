@@ -31,6 +31,8 @@ app.conf.update(
         # The job record re-enqueues what is lost, in seconds. Kombu's own bookkeeping of un-acked messages costs 17 %
         # of a hop, runs long tasks twice, and its restore path kills the worker when Redis restarts.
         "ack_emulation": False,
+        # Each priority its own list; kombu's default folds ten into four.
+        "priority_steps": list(range(10)),
         # redis-py's default is 5 s, which would cut the blocking read of an idle queue.
         "socket_timeout": 30,
         "socket_connect_timeout": 2,

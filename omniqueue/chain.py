@@ -10,7 +10,7 @@ from typing import Any
 
 import celery
 
-from omniqueue import store, tasks
+from omniqueue import errors, store, tasks
 from omniqueue.celery_app import app
 from omniqueue.pipeline import Pipeline
 
@@ -40,6 +40,16 @@ def publish(pipe: Pipeline, owed: store.Owed, priority: int = 0) -> bool:
         log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
         return False
     return True
+
+
+def republish(pipe: Pipeline, records: store.Store, owed: store.Owed) -> bool:
+    """Enqueue what is owed again, with the priority that the job was accepted with. False when the broker is away."""
+    try:
+        priority = records.priority(owed.job_id)
+    except errors.BrokerUnavailable as exc:
+        log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
+        return False
+    return publish(pipe, owed, priority)
 
 
 def broker_lists(queue: str) -> list[str]:

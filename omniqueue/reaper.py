@@ -33,10 +33,12 @@ class Reaper:
         pipelines: catalog.Catalog,
         payload_store: payloads.PayloadStore | None = None,
         media_store: media.MediaStore | None = None,
+        *,
+        router: bool = False,
     ) -> None:
-        """Without ``payload_store`` nothing is swept: a router on a host without workers has no payloads."""
+        """Without ``payload_store`` nothing is swept. A ``router``'s topology is the one that workers must have."""
         self.store, self.catalog = records, pipelines
-        self.payloads, self.media = payload_store, media_store
+        self.payloads, self.media, self.router = payload_store, media_store, router
         self._me = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reaper", daemon=True)
@@ -67,6 +69,8 @@ class Reaper:
     def once(self) -> None:
         """One pass over every duty that this process leads."""
         for pipe in self.catalog.pipelines:
+            if self.router:
+                self.store.declare(pipe)
             if self.store.lead(f"reap:{pipe.name}", self._me, LEAD_TTL_S):
                 self._bring_back(pipe)
                 self._forget(pipe)
@@ -84,8 +88,7 @@ class Reaper:
             owed += self.store.lost(stage.queue, self._oldest(stage.queue), MESSAGE_GRACE_S)
         for one in owed:
             log.warning("action=enqueued_again job=%s stage=%s", one.job_id, one.stage_id)
-            record = self.store.job(one.job_id)
-            chain.publish(pipe, one, record.priority if record else 0)
+            chain.republish(pipe, self.store, one)
 
     def _oldest(self, queue: str) -> list[str]:
         if not chain.broker_is_redis():
@@ -95,7 +98,6 @@ class Reaper:
         return chain.jobs_of(self.store.oldest_messages(self._lists[queue]))
 
     def _forget(self, pipe: Pipeline) -> None:
-        self.store.declare(pipe)
         for job_id in self.store.outdated():
             record = self.store.job(job_id)
             if record is not None and self.media is not None:

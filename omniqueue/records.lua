@@ -26,11 +26,22 @@ local function leases(id) return P .. ':leases:' .. get(id, 'pipeline') end
 
 local function queue_of(id, stage) return cjson.decode(get(id, 'queues'))[stage + 1] end
 
+-- Who waits in a queue: since when, and in the order in which the broker gives them out (most urgent first, then oldest).
+local function wait_in(queue, id)
+  redis.call('ZADD', P .. ':wait:' .. queue, now, id)
+  redis.call('ZADD', P .. ':order:' .. queue, num(get(id, 'priority')) * 1e11 + now, id)
+end
+
+local function wait_no_more(queue, id)
+  redis.call('ZREM', P .. ':wait:' .. queue, id)
+  redis.call('ZREM', P .. ':order:' .. queue, id)
+end
+
 -- The message of this stage is (again) on its way.
 local function mark_queued(id, stage)
   redis.call('HSET', job_key(id), stage .. ':state', 'queued', stage .. ':queued', stamp(now),
     stage .. ':published', stamp(now), 'stage', stage)
-  redis.call('ZADD', P .. ':wait:' .. queue_of(id, stage), now, id)
+  wait_in(queue_of(id, stage), id)
   redis.call('ZREM', leases(id), member(id, stage))
 end
 
@@ -64,7 +75,7 @@ local function finalize(id, state, error, result)
   if error then redis.call('HSET', key, 'error', error) end
   if result then redis.call('HSET', key, 'result', result) end
   redis.call('ZREM', P .. ':live:' .. pipeline, id)
-  redis.call('ZREM', P .. ':wait:' .. queue_of(id, stage), id)
+  wait_no_more(queue_of(id, stage), id)
   redis.call('ZREM', leases(id), member(id, stage))
   local ttl = num(get(id, 'ttl'))
   redis.call('ZADD', P .. ':ended', now + ttl, id)
@@ -181,7 +192,7 @@ function ops.claim(id, stage, worker, lease_s, fingerprint, alone, call)
     stage .. ':worker', worker, stage .. ':lease', stamp(lease), stage .. ':started', stamp(now),
     stage .. ':progress', '0/0', stage .. ':claim', call)
   redis.call('ZADD', leases(id), lease, member(id, stage))
-  redis.call('ZREM', P .. ':wait:' .. queue_of(id, stage), id)
+  wait_no_more(queue_of(id, stage), id)
   return granted(id, stage)
 end
 
@@ -323,7 +334,7 @@ function ops.lost(queue, grace_s, limit, ...)
     local state = get(id, 'state')
     local stage = get(id, 'stage')
     if not state or TERMINAL[state] or get(id, stage .. ':state') ~= 'queued' then
-      redis.call('ZREM', P .. ':wait:' .. queue, id)
+      wait_no_more(queue, id)
     elseif num(get(id, stage .. ':published')) < before then
       redis.call('HSET', job_key(id), stage .. ':published', stamp(now))
       lost[#lost + 1] = member(id, stage)

@@ -260,9 +260,14 @@ class Store:
         return {i for i, state in zip(ids, states, strict=True) if state and not JobState(state).terminal}
 
     def position(self, queue: str, job_id: str) -> int | None:
-        """How many jobs wait in ``queue`` before this one; None when it does not wait there."""
+        """How many jobs will be taken from ``queue`` before this one; None when it does not wait there."""
         with reachable():
-            return cast("int | None", self.client.zrank(self._key("wait", queue), job_id))
+            return cast("int | None", self.client.zrank(self._key("order", queue), job_id))
+
+    def priority(self, job_id: str) -> int:
+        """The priority a job was accepted with: 0 (most urgent, also for a job that is gone) to 9."""
+        with reachable():
+            return int(cast("str | None", self.client.hget(self._key("job", job_id), "priority")) or 0)
 
     def waiting(self, queue: str) -> tuple[int, float]:
         """How many jobs wait in ``queue``, and for how long the oldest has, in seconds."""
@@ -334,7 +339,7 @@ class Store:
         return [json.loads(text) for text in texts if text]
 
     def declare(self, pipe: pipeline.Pipeline) -> None:
-        """Say which topology the router serves, for workers to compare."""
+        """Say for a minute which topology the router serves, for workers to compare."""
         with reachable():
             self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, ex=60)
 

@@ -73,7 +73,8 @@ class Services:
     def _new_reaper(self) -> reaper.Reaper:
         config = self.config
         shared = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
-        return reaper.Reaper(store.Store.from_settings(config, timeout_s=5.0), self.catalog, shared, self.media)
+        records = store.Store.from_settings(config, timeout_s=5.0)
+        return reaper.Reaper(records, self.catalog, shared, self.media, router=True)
 
 
 def attach(app: flask.Flask, services: Services) -> None:

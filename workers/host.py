@@ -101,7 +101,7 @@ class StageHost:
             log.error("action=wrong_stage job=%s stage=%s worker_stage=%s", job_id, stage_id, self.stage.stage_id)
             return "early"
         if self.draining:  # the message is spent: enqueue the stage for another replica
-            chain.publish(self.pipe, store.Owed(job_id, stage_id))
+            chain.republish(self.pipe, self.store, store.Owed(job_id, stage_id))
             return "draining"
         if self.dead.is_set():
             return "dead"
@@ -229,7 +229,7 @@ class StageHost:
             lambda: self.store.fail(claim, error.code or "server_error", error.message, retry=retry, counted=counted)
         )
         if outcome == "queued":
-            chain.publish(self.pipe, store.Owed(claim.job_id, claim.stage_id))
+            chain.republish(self.pipe, self.store, store.Owed(claim.job_id, claim.stage_id))
         elif outcome != "stale":
             self._release(claim, None, None)
         return outcome

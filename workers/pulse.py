@@ -20,7 +20,7 @@ EXIT_ENGINE = 70
 
 
 class OwnClock:
-    """Seconds that this process was awake: a stop (SIGSTOP, a suspended machine) is not time in which an engine hung."""
+    """Seconds that this process was awake: a stop (SIGSTOP, a suspended machine) is no hang."""
 
     def __init__(self, longest_s: float = 2 * INTERVAL_S) -> None:
         self._longest_s = longest_s

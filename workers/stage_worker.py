@@ -125,6 +125,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if not shared.directory.is_dir():
                 raise errors.ConfigError(f"OMNIQUEUE_SHM_DIR={config.shm_dir} is not a folder; payloads need one.")
             _check_room(shared)
+            check_router(pipe, records)
             place = media.shared(config.media_fs_url)
             engine = engines.create(stage)
         except errors.OmniqueueError as exc:
@@ -196,6 +197,19 @@ def _check_room(shared: payloads.PayloadStore) -> None:
             "action=little_room folder=%s free_mib=%d: payloads may not fit; raise its size (docker: shm_size)",
             shared.directory,
             free >> 20,
+        )
+
+
+def check_router(pipe: Pipeline, records: store.Store) -> None:
+    """Raise ConfigError when a live router serves another topology: its jobs would be refused one by one."""
+    try:
+        served = records.declared(pipe)
+    except errors.BrokerUnavailable:  # nothing to compare with; each claim compares again
+        return
+    if served is not None and served != pipe.fingerprint:
+        raise errors.ConfigError(
+            f"{pipe.path}: the router serves another topology of {pipe.name} ({served}) than this worker "
+            f"({pipe.fingerprint}); start both with the same stage config."
         )
 
 

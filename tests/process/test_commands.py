@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from tests.process.cluster import Cluster, config, eventually, running
 
@@ -36,6 +37,18 @@ def test_a_worker_without_a_stage_config_exits_with_2_and_names_the_variable(tmp
     ended = subprocess.run([*WORKER, "-Q", "stage0"], cwd=tmp_path, capture_output=True, timeout=30)
     assert ended.returncode == 2
     assert "OMNIQUEUE_STAGE_CONFIGS_PATH is not set" in ended.stderr.decode()
+
+
+def test_a_worker_of_another_topology_than_the_routers_exits_with_2_and_says_so(web: Cluster, tmp_path: Path) -> None:
+    other = tmp_path / "three.yaml"
+    other.write_text(yaml.safe_dump(config({}, {}, {})))
+    environ = {**web.env, "OMNIQUEUE_STAGE_CONFIGS_PATH": str(other)}
+    eventually(lambda: web.store.declared(web.pipe))
+    ended = subprocess.run([*WORKER, "-Q", "stage0"], env=environ, cwd=tmp_path, capture_output=True, timeout=60)
+    assert ended.returncode == 2
+    assert f"{other}: the router serves another topology of chaos" in ended.stderr.decode()
+    assert "Traceback" not in ended.stderr.decode()
+    assert {facts["fingerprint"] for facts in web.store.workers()} == {web.pipe.fingerprint}
 
 
 def test_the_documented_command_is_a_complete_worker_from_any_folder(quick: Cluster, tmp_path: Path) -> None:

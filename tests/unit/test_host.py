@@ -558,6 +558,18 @@ def test_draining_lets_what_runs_finish_and_sends_new_messages_on(
     assert passed == [True]
 
 
+def test_what_goes_back_to_the_queue_keeps_its_priority(records: Store, pipe: Pipeline, host_of: HostOf) -> None:
+    host = host_of(pipe, 0)
+    engine_of(host).script = support.raising(errors.EngineDead())
+    failed, late = (records.submit(pipe, JOB, priority=priority).job_id for priority in (7, 8))
+    assert not tasks.attempt_stage(host, failed, 0)
+    host.draining = True
+    assert not tasks.attempt_stage(host, late, 0)
+    lists = chain.broker_lists(pipe.stages[0].queue)
+    assert chain.jobs_of(records.oldest_messages([lists[7]])) == [failed]
+    assert chain.jobs_of(records.oldest_messages([lists[8]])) == [late]
+
+
 @pytest.mark.parametrize("how", ["grace is over", "asked again"])
 def test_what_does_not_finish_is_handed_back_uncounted(
     records: Store, pipe: Pipeline, host_of: HostOf, how: str

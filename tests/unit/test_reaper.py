@@ -85,7 +85,7 @@ def test_a_later_stage_is_enqueued_in_its_own_queue_and_with_its_priority(
     one.once()
     assert jobs_in(records, pipe.stages[0].queue) == []
     lists = chain.broker_lists(pipe.stages[1].queue)
-    assert [bool(records.client.llen(name)) for name in lists] == [False, False, True, False]
+    assert [records.client.llen(name) for name in lists] == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
     assert jobs_in(records, pipe.stages[1].queue) == [f"({job_id}, 1)"]
 
 

@@ -645,6 +645,15 @@ def test_jobs_are_listed_from_either_end_and_paged_without_gap(records: Store, p
         assert list(listed) == (ids if ascending else ids[::-1])
 
 
+def test_a_more_urgent_job_stands_before_those_that_wait_longer(records: Store, pipe: Pipeline) -> None:
+    queue = pipe.stages[0].queue
+    late, later, urgent = (submit(records, pipe, priority=priority) for priority in (5, 5, 4))
+    assert [records.position(queue, i) for i in (urgent, late, later)] == [0, 1, 2]
+    assert [records.priority(i) for i in (urgent, late)] == [4, 5]
+    claim(records, pipe, urgent)
+    assert [records.position(queue, i) for i in (urgent, late, later)] == [None, 0, 1]
+
+
 def test_positions_fall_as_the_queue_moves_and_waiting_tells_number_and_age(records: Store, pipe: Pipeline) -> None:
     queue = pipe.stages[0].queue
     assert records.waiting(queue) == (0, 0.0)
@@ -760,6 +769,7 @@ OPERATIONS = {
     "workers": lambda s, p, c: s.workers(),
     "declare": lambda s, p, c: s.declare(p),
     "declared": lambda s, p, c: s.declared(p),
+    "priority": lambda s, p, c: s.priority(c.job_id),
     "oldest_messages": lambda s, p, c: s.oldest_messages(["q"]),
 }
 

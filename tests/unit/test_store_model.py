@@ -269,7 +269,7 @@ class Life(RuleBasedStateMachine):
         assert self.members(f"leases:{self.pipe.name}") == running
         for stage in self.pipe.stages:
             waiting = {i for i, r in live.items() if r.stages[stage.stage_id].state == "queued"}
-            assert self.members(f"wait:{stage.queue}") == waiting
+            assert self.members(f"wait:{stage.queue}") == self.members(f"order:{stage.queue}") == waiting
         for record in live.values():
             assert [s.state for s in record.stages[: record.stage]] == ["done"] * record.stage
             assert record.stages[record.stage].state in ("queued", "running")
