@@ -339,12 +339,12 @@ class Store:
         return [json.loads(text) for text in texts if text]
 
     def declare(self, pipe: pipeline.Pipeline) -> None:
-        """Say for a minute which topology the router serves, for workers to compare."""
+        """Say which topology a live router serves, for workers to compare; holds as long as a heartbeat."""
         with reachable():
-            self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, ex=60)
+            self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, px=int(HEARTBEAT_TTL_S * 1000))
 
     def declared(self, pipe: pipeline.Pipeline) -> str | None:
-        """The fingerprint that a router has declared for this pipeline in the last minute."""
+        """The fingerprint that a live router has declared for this pipeline; None without a router."""
         with reachable():
             return cast("str | None", self.client.get(self._key("pipeline", pipe.name)))
 
