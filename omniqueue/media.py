@@ -16,12 +16,18 @@ from typing import Any, BinaryIO, cast
 
 import fsspec
 
-from omniqueue import errors
+from omniqueue import audio, errors, video
 from omniqueue.payloads import Tensor
 
 #: Picture formats, by the name clients use; quality 100 for webp means lossless.
 IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
-CONTENT_TYPES = {**IMAGE_TYPES, "txt": "text/plain; charset=utf-8"}
+CONTENT_TYPES = {
+    **IMAGE_TYPES,
+    **audio.TYPES,
+    **video.TYPES,
+    "txt": "text/plain; charset=utf-8",
+    "json": "application/json",
+}
 #: The only names that are ever opened: made by us, with no path in them.
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9]{1,6}-[0-9]{1,4}\.[a-z0-9]{2,5}")
 

@@ -38,7 +38,8 @@ def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
         except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
             outcome = _failed(host, claim, exc)
         log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
-        return outcome in ("next", "succeeded")
+        # A job may end before the pipeline does, when what was asked for is made early: then the chain ends as well.
+        return outcome == "next" or (outcome == "succeeded" and claim.stage_id == host.pipe.stages[-1].stage_id)
 
 
 def _failed(host: StageHost, claim: Claim, exc: Exception) -> str:

@@ -21,6 +21,7 @@ from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
 from workers import result
 from workers.gate import Gate
+from workers.pieces import Pieces
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class StageHost:
     ) -> None:
         self.pipe, self.stage, self.engine = pipe, stage, engine
         self.store, self.payloads, self.media, self.worker = records, payloads, media_store, worker
+        self._pieces = Pieces(records)
         self.draining = False
         #: Set when the engine can take no more requests: the process must be restarted.
         self.dead = threading.Event()
@@ -185,6 +187,7 @@ class StageHost:
             index=index,
             params=params.stage_params(claim.request, self.stage, index),
             sources={stage_id: outputs[index] for stage_id, outputs in sources.items()},
+            say=self._pieces.of(claim, self.stage, index),
         )
         try:
             return await self.engine.generate(request, progress)
@@ -204,15 +207,17 @@ class StageHost:
                 sources[stage_id] = [StageOutput(item.data, item.tensors) for item in payload.items]
             yield sources
 
-    def _is_last(self) -> bool:
-        return self.stage.stage_id == self.pipe.stages[-1].stage_id
+    def _is_last(self, claim: Claim) -> bool:
+        """Whether the job ends here: at the pipeline's last stage, or at the last one that makes what was asked."""
+        return self.stage.stage_id == int(claim.request.get("last_stage", self.pipe.stages[-1].stage_id))
 
     def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
         """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
         resolved = outputs[0].data.get("resolved", {}) if outputs else {}
         reference, ended = None, None
-        if self._is_last():
-            ended = result.store(self.media, claim, outputs, self.stage)
+        if self._is_last(claim):
+            texts = result.texts(self.payloads, claim, self.pipe, self.stage)
+            ended = result.store(self.media, claim, outputs, self.stage, texts)
         else:
             name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
             reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
@@ -242,7 +247,7 @@ class StageHost:
         self.payloads.release(mine + (earlier if over else []))
         self.media.remove(ended)
         if (
-            over and self._is_last() and claim.attempt > 1
+            over and self._is_last(claim) and claim.attempt > 1
         ):  # a worker that was killed had no time to remove what it had stored
             self.media.remove_attempts(claim.job_id, range(1, claim.attempt))
 
