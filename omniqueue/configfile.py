@@ -20,7 +20,7 @@ from omniqueue.yamlfile import Map, Problems, fail, nearest, plain
 #: Where the names of all pipelines stand.
 _LISTED = "stage_configs/topologies.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PLAIN = ("max_n", "max_steps", "max_prompt_chars", "max_queue", "max_attempts")
+_PLAIN = ("max_n", "max_steps", "max_prompt_chars", "max_images", "max_queue", "max_attempts")
 _SECONDS = ("request_timeout_s", "lease_s", "result_ttl_s", "init_timeout_s", "hang_timeout_s")
 
 
@@ -49,6 +49,7 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
         model=model,
         served_model_names=_served(data, model, name),
         unused_fields=_names(data.get("unused_fields")),
+        extra_fields=_extra_fields(data, problems),
         size=size,
         platform=platform,
         notes=tuple(notes),
@@ -184,6 +185,19 @@ def _served(data: Map, model: str | None, name: str) -> tuple[str, ...]:
     if not model:
         return (name,)
     return (Path(model).name if Path(model).is_absolute() or Path(model).is_dir() else model,)
+
+
+def _extra_fields(data: Map, problems: Problems) -> tuple[str, ...]:
+    """What the model honours beyond what every request may say."""
+    names = _names(data.get("extra_fields"))
+    for name in names:
+        if name not in params.EXTRA_FIELDS:
+            problems.add(
+                data.at("extra_fields"),
+                f"has {checks.shown(name)}, which no request has; {nearest(name, params.EXTRA_FIELDS)}",
+            )
+    problems.check()
+    return names
 
 
 def _limits(data: Map) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from omniqueue import errors
@@ -21,7 +21,12 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 MAX_SEED = 2**63 - 1 - 1024
 
 #: Which parts of a job are parameters of a diffusion stage, and which of a language-model stage.
-DIFFUSION_PARAMS = ("width", "height", "num_inference_steps", "guidance_scale", "true_cfg_scale", "num_frames", "fps")
+DIFFUSION_PARAMS = (
+    "width", "height", "num_inference_steps", "guidance_scale", "guidance_scale_2", "true_cfg_scale", "strength",
+    "num_frames", "fps",
+)  # fmt: skip
+#: Fields that only some models honour; a pipeline's ``extra_fields`` says which.
+EXTRA_FIELDS = ("mask", "reference_image", "strength", "true_cfg_scale", "guidance_scale_2", "flow_shift")
 LLM_PARAMS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop", "logprobs", "presence_penalty")
 
 
@@ -67,6 +72,7 @@ def image_job(pipe: Pipeline, **fields: Any) -> dict[str, Any]:
     ``fields`` are the request's own, already of the right types; None means not given.
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    check_extra(pipe, given)
     check_prompt(pipe, given.get("prompt", ""))
     check_text(pipe, given.get("negative_prompt", ""), "negative_prompt")
     width, height = pipe.size.default
@@ -79,6 +85,13 @@ def image_job(pipe: Pipeline, **fields: Any) -> dict[str, Any]:
             f"num_inference_steps must be from 1 to {pipe.max_steps}.", param="num_inference_steps"
         )
     return {"kind": "image", "n": 1, "seed": random_seed(), **given, "width": width, "height": height}
+
+
+def check_extra(pipe: Pipeline, names: Iterable[str]) -> None:
+    """Raise InvalidRequest for a field that this model does not honour."""
+    for name in names:
+        if name in EXTRA_FIELDS and name not in pipe.extra_fields:
+            raise errors.InvalidRequest(f"{name} is not honoured by this model; leave it out.", param=name)
 
 
 def check_prompt(pipe: Pipeline, prompt: str, param: str = "prompt") -> None:
@@ -109,6 +122,9 @@ def stage_params(job: Mapping[str, Any], stage: Stage, index: int) -> dict[str, 
     """
     names = DIFFUSION_PARAMS if stage.execution_type == "diffusion" else LLM_PARAMS
     params = {name: job[name] for name in names if job.get(name) is not None}
+    if stage.execution_type == "diffusion" and job.get("flow_shift") is not None:
+        # Where vLLM-Omni's own server puts it; the config's other arguments of this kind stay.
+        params["extra_args"] = {**stage.default_sampling_params.get("extra_args", {}), "flow_shift": job["flow_shift"]}
     if job.get("seed") is not None:
         params["seed"] = job["seed"] + index
     params.update(job.get("stage_params", {}).get(str(stage.stage_id), {}))

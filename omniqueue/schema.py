@@ -24,6 +24,8 @@ OWN: dict[str, checks.Check] = {
     "model": checks.name,
     "served_model_name": checks.names,
     "unused_fields": checks.names,
+    "extra_fields": checks.names,
+    "max_images": checks.number(int, 0, 64),
     "size": _map,
     "max_n": checks.number(int, 1, 1000),
     "max_steps": checks.number(int, 1, 100_000),

@@ -19,7 +19,7 @@ from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.payloads import Item, PayloadStore, Reference
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
-from workers import result
+from workers import inputs, result
 from workers.gate import Gate
 from workers.pieces import Pieces
 
@@ -126,8 +126,8 @@ class StageHost:
 
         Raises what the engine raises, Stopped (cancelled, superseded or expired) or HandedBack (shutting down).
         """
-        with self._holding(claim) as running, self._sources(claim) as sources:
-            self._loop.call_soon_threadsafe(self._begin, running, sources)
+        with self._holding(claim) as running, inputs.mapped(self.payloads, self.stage, claim) as given:
+            self._loop.call_soon_threadsafe(self._begin, running, given)
             return self._wait(running)
 
     @contextlib.contextmanager
@@ -145,8 +145,8 @@ class StageHost:
                     del self._running[key]
                     self._lock.notify_all()
 
-    def _begin(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> None:
-        running.task = self._loop.create_task(self._items(running, sources))
+    def _begin(self, running: Running, given: inputs.Inputs) -> None:
+        running.task = self._loop.create_task(self._items(running, given))
         running.task.add_done_callback(lambda task: _tell(task, running))
         if running.stop:  # told to stop before there was anything to cancel
             running.task.cancel()
@@ -163,9 +163,9 @@ class StageHost:
             running.ended.result(timeout=_ABORT_PATIENCE_S)
         raise late
 
-    async def _items(self, running: Running, sources: Mapping[int, Sequence[StageOutput]]) -> list[StageOutput]:
+    async def _items(self, running: Running, given: inputs.Inputs) -> list[StageOutput]:
         job = running.claim.request
-        tasks = [asyncio.ensure_future(self._item(running, sources, index)) for index in range(int(job.get("n", 1)))]
+        tasks = [asyncio.ensure_future(self._item(running, given, index)) for index in range(int(job.get("n", 1)))]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -174,7 +174,7 @@ class StageHost:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _item(self, running: Running, sources: Mapping[int, Sequence[StageOutput]], index: int) -> StageOutput:
+    async def _item(self, running: Running, given: inputs.Inputs, index: int) -> StageOutput:
         claim = running.claim
 
         def progress(done: int, total: int) -> None:
@@ -186,26 +186,14 @@ class StageHost:
             job=claim.request,
             index=index,
             params=params.stage_params(claim.request, self.stage, index),
-            sources={stage_id: outputs[index] for stage_id, outputs in sources.items()},
+            sources={stage_id: outputs[index] for stage_id, outputs in given.sources.items()},
+            inputs=given.media,
             say=self._pieces.of(claim, self.stage, index),
         )
         try:
             return await self.engine.generate(request, progress)
         except (SystemExit, KeyboardInterrupt) as exc:  # would end the loop, and all others' requests with it
             raise errors.EngineError(f"The engine raised {type(exc).__name__}.") from exc
-
-    @contextlib.contextmanager
-    def _sources(self, claim: Claim) -> Iterator[dict[int, list[StageOutput]]]:
-        """The outputs of the stages this one reads, mapped for as long as it runs."""
-        with contextlib.ExitStack() as stack:
-            sources = {}
-            for stage_id in self.stage.input_sources:
-                reference = claim.references.get(stage_id)
-                if reference is None:
-                    raise errors.PayloadError(f"Stage {stage_id} left no output for stage {claim.stage_id}.")
-                payload = stack.enter_context(self.payloads.open(reference))
-                sources[stage_id] = [StageOutput(item.data, item.tensors) for item in payload.items]
-            yield sources
 
     def _is_last(self, claim: Claim) -> bool:
         """Whether the job ends here: at the pipeline's last stage, or at the last one that makes what was asked."""
@@ -242,7 +230,8 @@ class StageHost:
     def _release(self, claim: Claim, reference: Reference | None, ended: Mapping[str, Any] | None) -> None:
         """Remove this host's files of a job that is over (or of an attempt that came too late)."""
         mine = [reference.name] if reference else []
-        earlier = [ref.name for ref in claim.references.values() if ref.host == self.payloads.host]
+        read = [*claim.references.values(), *([claim.input_reference] if claim.input_reference else [])]
+        earlier = [ref.name for ref in read if ref.host == self.payloads.host]
         over = claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
         self.payloads.release(mine + (earlier if over else []))
         self.media.remove(ended)

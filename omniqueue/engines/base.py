@@ -44,6 +44,8 @@ class StageRequest:
     pixels, ...; see :mod:`omniqueue.params`), ``index`` the item's number, ``params`` the overrides resolved for this
     stage (request over config), ``sources`` the outputs of every stage named in ``input_sources``, by stage id. ``say``
     is there when somebody reads the text while it is written; an engine that cannot say it in pieces need not.
+    ``inputs`` are the request's own media, for every stage: ``image.0``, ``image.1`` ..., ``mask`` and
+    ``reference_image``, uint8 of shape (height, width, channels) with 1, 3 or 4 channels.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class StageRequest:
     params: Mapping[str, Any]
     sources: Mapping[int, StageOutput]
     say: Say | None = None
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from omniqueue import errors
-from omniqueue.engines.base import Loaded, Progress, Report, StageOutput, StageRequest
+from omniqueue.engines.base import Loaded, Progress, Report, Say, StageOutput, StageRequest
 from omniqueue.payloads import Tensor
 from omniqueue.pipeline import Pipeline, Stage
 
@@ -53,8 +54,9 @@ class FakeEngine:
         try:
             await self._misbehave(str(request.job.get("prompt", "")))
             self._check_sources(request)
-            await self._steps(progress)
-            return self._answer(request)
+            answer = self._answer(request)
+            await self._steps(progress, _pieces(answer), request.say)
+            return answer
         finally:
             self._running.pop(request.request_id, None)
 
@@ -68,11 +70,14 @@ class FakeEngine:
         if _matches(self._args.get("hang_on"), prompt):
             await asyncio.Event().wait()
 
-    async def _steps(self, progress: Progress) -> None:
+    async def _steps(self, progress: Progress, pieces: list[Mapping[str, Any]], say: Say | None) -> None:
+        """Wait step by step; a text is said on the way, one word at a time."""
         steps, delay_s = int(self._args.get("steps", 1)), float(self._args.get("delay_s", 0))
         for step in range(steps):
             if delay_s:
                 await asyncio.sleep(delay_s)
+            for piece in pieces[len(pieces) * step // steps : len(pieces) * (step + 1) // steps] if say else ():
+                say(piece)
             progress(step + 1, steps)
 
     def _check_sources(self, request: StageRequest) -> None:
@@ -91,6 +96,8 @@ class FakeEngine:
         if stage is None:
             raise errors.EngineDead("The fake engine was not started.")
         data: dict[str, Any] = {"fake": True, "resolved": {**stage.default_sampling_params, **request.params}}
+        if request.inputs:
+            data["resolved"]["inputs"] = {name: list(tensor.shape) for name, tensor in request.inputs.items()}
         tensors: dict[str, Tensor] = {}
         kind = (stage.final_output_type or "image") if stage.final_output else None
         if kind:
@@ -128,6 +135,8 @@ def _noise(request: StageRequest, size: int) -> bytes:
     keys = ("prompt", "negative_prompt", "width", "height", "num_inference_steps", "guidance_scale")
     facts = {key: request.job.get(key) for key in keys}
     facts |= {"params": request.params}
+    # What came in goes into the picture: its pixels, not only that there were some.
+    facts |= {name: hashlib.sha256(tensor.buffer).hexdigest() for name, tensor in request.inputs.items()}
     return hashlib.shake_128(json.dumps(facts, sort_keys=True).encode()).digest(size)
 
 
@@ -150,22 +159,40 @@ def _video(request: StageRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _audio(request: StageRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """A sine of the requested length, with a pitch for each voice."""
     samples = max(1, round(float(request.job.get("seconds", 1.0)) * SAMPLE_RATE_HZ))
-    step = 2 * math.pi * 440 / SAMPLE_RATE_HZ
+    voice = hashlib.sha256(str(request.job.get("voice", "")).encode()).digest()[0] if request.job.get("voice") else 0
+    step = 2 * math.pi * 440 * 2 ** (voice % 12 / 12) / SAMPLE_RATE_HZ
     wave = array.array("f", (0.5 * math.sin(step * i) for i in range(samples)))
     tensors["audio"] = Tensor("float32", (samples,), wave.tobytes())
     return {"sample_rate": SAMPLE_RATE_HZ}
 
 
 def _text(request: StageRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The prompt's words, each a token, as far as ``max_tokens`` and ``stop`` let them."""
     words = str(request.job.get("prompt", "")).split()
-    kept = words[: int(request.job.get("max_tokens", len(words)))]
-    return {
-        "text": " ".join(kept),
-        "token_ids": list(range(len(kept))),
-        "prompt_tokens": len(words),
-        "finish_reason": "stop" if len(kept) == len(words) else "length",
-    }
+    text, reason = " ".join(words), "stop"
+    stops = request.params.get("stop") or ()
+    for stop in (stops,) if isinstance(stops, str) else stops:
+        text = text.partition(stop)[0]
+    kept = text.split()
+    if len(kept) > int(request.params.get("max_tokens", len(kept))):
+        kept = kept[: int(request.params["max_tokens"])]
+        text, reason = " ".join(kept), "length"
+    facts = {"text": text, "token_ids": list(range(len(kept))), "prompt_tokens": len(words), "finish_reason": reason}
+    if request.params.get("logprobs") is not None:  # it is always sure of itself
+        facts["logprobs"] = [{"token": word, "logprob": 0.0, "top": []} for word in kept]
+    return facts
+
+
+def _pieces(answer: StageOutput) -> list[Mapping[str, Any]]:
+    """A text word by word, spaces included, as an engine says it."""
+    text, entries = str(answer.data.get("text", "")), answer.data.get("logprobs")
+    pieces: list[Mapping[str, Any]] = []
+    for number, word in enumerate(re.findall(r"\s*\S+|\s+$", text)):
+        logprobs = {"logprobs": entries[number : number + 1]} if entries is not None else {}
+        pieces.append({"text": word, "tokens": 1 if word.strip() else 0, **logprobs})
+    return pieces
 
 
 _FINAL = {"image": _image, "video": _video, "audio": _audio, "text": _text}

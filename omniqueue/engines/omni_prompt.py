@@ -10,6 +10,7 @@ from typing import Any
 from omniqueue import errors
 from omniqueue.engines import tensors
 from omniqueue.engines.base import StageOutput, StageRequest
+from omniqueue.payloads import Tensor
 
 #: Names of tensors that hold an earlier stage's multimodal output begin with this.
 MULTIMODAL = "multimodal" + tensors.SEPARATOR
@@ -17,7 +18,7 @@ MULTIMODAL = "multimodal" + tensors.SEPARATOR
 _MODALITIES = {"image": ["image"], "video": ["video"]}
 
 
-def from_job(job: Mapping[str, Any]) -> dict[str, Any]:
+def from_job(job: Mapping[str, Any], inputs: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """The prompt of the pipeline's first stage, which later stages' processors read as well.
 
     The size is in it twice, as vLLM-Omni's own server has it: models that plan a picture read
@@ -32,7 +33,26 @@ def from_job(job: Mapping[str, Any]) -> dict[str, Any]:
     if job.get("height") is not None and job.get("width") is not None:
         height, width = int(job["height"]), int(job["width"])
         prompt |= {"height": height, "width": width, "mm_processor_kwargs": {"target_h": height, "target_w": width}}
+    if inputs:
+        prompt["multi_modal_data"] = _pictures(inputs)
     return prompt
+
+
+def _pictures(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The request's pictures as Pillow's, under the names that vLLM-Omni's own server gives them."""
+    from PIL import Image
+
+    def picture(tensor: Tensor) -> Any:
+        height, width, channels = tensor.shape
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
+        return Image.frombytes(mode, (width, height), bytes(tensor.buffer))
+
+    count = sum(name.startswith("image.") for name in inputs)
+    made: dict[str, Any] = {"image": [picture(inputs[f"image.{index}"]) for index in range(count)]}
+    for ours, theirs in (("mask", "mask_image"), ("reference_image", "reference_image")):
+        if ours in inputs:
+            made[theirs] = picture(inputs[ours])
+    return made
 
 
 def from_sources(
@@ -54,7 +74,7 @@ def from_sources(
     if missing:
         raise errors.EngineError(f"The output of stage {missing[0]} is not there ({edge}).")
     sources = [restore(request.request_id, request.sources[stage_id]) for stage_id in input_sources]
-    original = from_job(request.job)
+    original = from_job(request.job, request.inputs)
     if processor is None:
         made = original if diffusion else [{"prompt_token_ids": list(sources[0].outputs[0].token_ids)}]
     else:

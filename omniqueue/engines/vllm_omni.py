@@ -132,10 +132,8 @@ class VllmOmniEngine:
         return params, limit
 
     def _prompt(self, request: StageRequest, params: Any) -> Any:
-        if request.job.get("images"):
-            raise errors.EngineRejected("This stage does not take pictures as input yet.", param="image")
         if self._stage is None or not self._stage.input_sources:
-            return omni_prompt.from_job(request.job)
+            return omni_prompt.from_job(request.job, request.inputs)
         source = self._source.get_stage(self._stage.stage_id)
         prompt = omni_prompt.from_sources(
             request,

@@ -168,7 +168,11 @@ def test_media_alone_opens_urls() -> None:
         for name, call in calls(tree)
         if name.endswith(("urlopen", "Image.open", "url_to_fs", "urlretrieve"))
     }
-    assert {entry.partition(":")[0] for entry in opened} <= {"omniqueue/media.py"}
+    assert {entry.partition(":")[0] for entry in opened} <= {"omniqueue/media.py", "omniqueue/pictures.py"}
+    # Pictures that clients send are opened as bytes in hand, never by a name.
+    assert [entry for entry in opened if "pictures.py" in entry] == [
+        "omniqueue/pictures.py: Image.open(io.BytesIO(content), formats=FORMATS)"
+    ]
 
 
 #: A stage's width is known only once its config is read, so its worker sets the concurrency itself.
