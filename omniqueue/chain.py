@@ -1,4 +1,4 @@
-"""A job as a Celery chain: one signature per stage, each on its stage's queue, ids only in the arguments."""
+"""How what a job owes gets into its queue, again if need be, and what the queues hold."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import json
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any
 
-import celery
-
-from omniqueue import errors, store, tasks
+from omniqueue import errors, messages, store
 from omniqueue.celery_app import app
 from omniqueue.pipeline import Pipeline
 
@@ -19,23 +16,16 @@ log = logging.getLogger(__name__)
 _ARGSREPR = re.compile(r"\(([0-9a-f]+), \d+\)")
 
 
-def signature(pipe: Pipeline, stage_id: int, job_id: str, priority: int = 0) -> Any:
-    """The message that asks for one stage of one job."""
-    stage = pipe.stage(stage_id)
-    return tasks.run_stage.si(job_id, stage_id).set(
-        queue=stage.queue, priority=priority, argsrepr=f"({job_id}, {stage_id})", kwargsrepr="{}"
-    )
-
-
-def build(pipe: Pipeline, job_id: str, first: int = 0, priority: int = 0) -> Any:
-    """The chain from stage ``first`` to the last: each finished stage enqueues the next."""
-    return celery.chain(*[signature(pipe, stage.stage_id, job_id, priority) for stage in pipe.stages[first:]])
+def message(pipe: Pipeline, records: store.Store, owed: store.Owed, priority: int) -> messages.Message | None:
+    """What the record's own script enqueues together with the change; None when the queues are not in its Redis."""
+    return messages.message(pipe, owed.job_id, owed.stage_id, priority) if records.holds_queues else None
 
 
 def publish(pipe: Pipeline, owed: store.Owed, priority: int = 0) -> bool:
-    """Enqueue what is owed of a job. False when the broker is away: the reaper then does it again."""
+    """Enqueue what is owed of a job through Celery. False when the broker is away: the reaper then does it again."""
     try:
-        build(pipe, owed.job_id, owed.stage_id, priority).apply_async(priority=priority)
+        signature = messages.chain(pipe, owed.job_id, owed.stage_id, priority)
+        signature.apply_async(**messages.options(owed.job_id, priority))
     except Exception as exc:  # noqa: BLE001 - kombu raises the transport's own errors, whichever transport it is
         log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
         return False
@@ -46,6 +36,9 @@ def republish(pipe: Pipeline, records: store.Store, owed: store.Owed) -> bool:
     """Enqueue what is owed again, with the priority that the job was accepted with. False when the broker is away."""
     try:
         priority = records.priority(owed.job_id)
+        if made := message(pipe, records, owed, priority):
+            records.enqueue(made)
+            return True
     except errors.BrokerUnavailable as exc:
         log.warning("action=publish_failed job=%s stage=%s error=%s", owed.job_id, owed.stage_id, exc)
         return False
@@ -54,9 +47,7 @@ def republish(pipe: Pipeline, records: store.Store, owed: store.Owed) -> bool:
 
 def broker_lists(queue: str) -> list[str]:
     """The Redis lists that hold a queue: one per priority step, most urgent first."""
-    with app.connection_for_read() as connection:
-        channel = connection.default_channel
-        return [channel._q_for_pri(queue, step) for step in channel.priority_steps]
+    return [messages.redis_list(queue, step) for step in app.conf.broker_transport_options["priority_steps"]]
 
 
 def jobs_of(messages: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the store hands out: the right to run a stage, what became of a submission, and work that is owed."""
+"""What the store hands out: the right to run a stage, what became of a submission, work that is owed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Claim:
     input_reference: payloads.Reference | None
     #: Outputs of the earlier stages, by stage id.
     references: Mapping[int, payloads.Reference]
+    #: As the job was accepted, 0 (most urgent) to 9.
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,11 @@ class Owed:
         """Read ``id:stage``."""
         job_id, _, stage = text.rpartition(":")
         return cls(job_id, int(stage))
+
+
+@dataclass(frozen=True)
+class Message:
+    """A broker message and the Redis list that it belongs in."""
+
+    list: str
+    text: str

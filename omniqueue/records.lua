@@ -116,8 +116,13 @@ end
 
 local ops = {}
 
--- id, record (JSON object of strings), max_queue, idempotency key or '', its time to live
-function ops.submit(id, record, max_queue, idem, idem_ttl)
+-- The message of the stage that waits now, where the queues are in this Redis; Celery itself enqueues it elsewhere.
+local function enqueue(list, message)
+  if list then redis.call('LPUSH', list, message) end
+end
+
+-- id, record (JSON object of strings), max_queue, idempotency key or '', its time to live; then a list and a message
+function ops.submit(id, record, max_queue, idem, idem_ttl, list, message)
   -- The client repeats a call whose answer was lost with the connection: it must not start a job's life again.
   if get(id, 'state') then return {'ok', id} end
   local fields = cjson.decode(record)
@@ -142,6 +147,7 @@ function ops.submit(id, record, max_queue, idem, idem_ttl)
   end
   count(fields.pipeline, 'accepted')
   mark_queued(id, 0)
+  enqueue(list, message)
   return {'ok', id}
 end
 
@@ -150,7 +156,7 @@ local function granted(id, stage)
   local refs = {}
   for k = 0, stage - 1 do refs[k + 1] = get(id, k .. ':ref') or '' end
   return {'run', num(get(id, stage .. ':attempt')), get(id, 'request'), stamp(num(get(id, 'deadline')) - now),
-    get(id, 'input') or '', unpack(refs)}
+    get(id, 'priority'), get(id, 'input') or '', unpack(refs)}
 end
 
 -- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows, '1' when nothing else runs there,
@@ -218,8 +224,9 @@ function ops.renew(lease_s, ...)
   return stop
 end
 
--- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job)
-function ops.finish(id, stage, attempt, ref, params, result)
+-- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job); then a list
+-- and the next stage's message
+function ops.finish(id, stage, attempt, ref, params, result, list, message)
   stage = num(stage)
   -- Said again, since the first answer was lost with the connection: 'stale' would make the worker drop its output.
   if get(id, stage .. ':state') == 'done' and num(get(id, stage .. ':attempt')) == num(attempt) then
@@ -236,6 +243,7 @@ function ops.finish(id, stage, attempt, ref, params, result)
   redis.call('ZREM', leases(id), member(id, stage))
   if result ~= '' then return {finalize(id, 'succeeded', nil, result)} end
   mark_queued(id, stage + 1)
+  enqueue(list, message)
   return {'next'}
 end
 

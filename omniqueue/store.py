@@ -1,10 +1,9 @@
-"""Job records, leases, replies and heartbeats in Redis. With records.lua the only place that names a Redis key."""
+"""Job records, leases, replies and heartbeats in Redis. With records.lua and heartbeats.py the only place that names a key."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -14,14 +13,14 @@ import redis
 
 from omniqueue import errors, payloads, pipeline, settings
 from omniqueue.claims import Claim as Claim
+from omniqueue.claims import Message as Message
 from omniqueue.claims import Owed as Owed
 from omniqueue.claims import Submission as Submission
 from omniqueue.connection import connect as connect
 from omniqueue.connection import reachable
+from omniqueue.heartbeats import Heartbeats
 from omniqueue.job import Job, JobState
 
-#: A worker's heartbeat in Redis outlives this many missed beats.
-HEARTBEAT_TTL_S = 5.0
 IDEMPOTENCY_TTL_S = 24 * 3600
 #: An engine may say why at any length; a record stays small.
 _REASON_CHARS = 4000
@@ -37,29 +36,31 @@ def digest(request: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Store:
+def _flat(message: Message | None) -> tuple[str, ...]:
+    return (message.list, message.text) if message else ()
+
+
+class Store(Heartbeats):
     """All that is kept in Redis, for one namespace. Every method raises BrokerUnavailable when Redis is away."""
 
-    def __init__(self, client: redis.Redis, namespace: str = "oq") -> None:
-        self.client = client
-        self.namespace = namespace
+    def __init__(self, client: redis.Redis, namespace: str = "oq", *, holds_queues: bool = False) -> None:
+        """``holds_queues``: Celery's queues are in this Redis too, so a record and its message can change as one."""
+        self.client, self.namespace, self.holds_queues = client, namespace, holds_queues
         script = resources.files("omniqueue").joinpath("records.lua").read_text()
         self._script = client.register_script(script)
 
     @classmethod
     def from_settings(cls, config: settings.Settings, timeout_s: float | None = None) -> Store:
         """A store as the environment says; ``timeout_s`` bounds every command."""
-        return cls(connect(config.redis_url, timeout_s or config.redis_timeout_s), config.namespace)
+        client = connect(config.redis_url, timeout_s or config.redis_timeout_s)
+        return cls(client, config.namespace, holds_queues=not config.broker_url)
 
     @classmethod
     def listener(cls, other: Store) -> Store:
         """A store for blocking reads, on connections of its own: its time-out exceeds the longest wait."""
         kwargs = {**other.client.connection_pool.connection_kwargs, "socket_timeout": 30.0}
         pool = redis.ConnectionPool(other.client.connection_pool.connection_class, **kwargs)
-        return cls(redis.Redis(connection_pool=pool), other.namespace)
-
-    def _key(self, *parts: str) -> str:
-        return ":".join((self.namespace, *parts))
+        return cls(redis.Redis(connection_pool=pool), other.namespace, holds_queues=other.holds_queues)
 
     def _call(self, operation: str, *args: Any) -> list[Any]:
         with reachable():
@@ -84,8 +85,9 @@ class Store:
         input_reference: payloads.Reference | None = None,
         idempotency_key: str = "",
         request_digest: str | None = None,
+        message: Message | None = None,
     ) -> Submission:
-        """Write the record of a new job, before anything is enqueued.
+        """Write the record of a new job and enqueue ``message``; without one the caller enqueues, once this returns.
 
         ``request_digest`` tells a retry under the same key from another request; give one when ``request`` holds what
         was drawn at random, such as a seed.
@@ -108,9 +110,8 @@ class Store:
             "reply": reply_to,
             "input": json.dumps(input_reference.to_json()) if input_reference else "",
         }
-        answer = self._call(
-            "submit", job_id, json.dumps(record), pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S)
-        )
+        limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
+        answer = self._call("submit", job_id, json.dumps(record), *limits, *_flat(message))
         if answer[0] == "full":
             raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
         if answer[0] == "differs":
@@ -128,13 +129,14 @@ class Store:
         answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options)
         if answer[0] != "run":
             return str(answer[0])
-        _, attempt, request, remaining, given, *references = answer
+        _, attempt, request, remaining, priority, given, *references = answer
         return Claim(
             job_id=job_id,
             stage_id=stage_id,
             attempt=int(attempt),
             request=json.loads(request),
             remaining_s=float(remaining),
+            priority=int(priority),
             input_reference=payloads.Reference.from_json(json.loads(given)) if given else None,
             references={k: payloads.Reference.from_json(json.loads(text)) for k, text in enumerate(references) if text},
         )
@@ -157,12 +159,22 @@ class Store:
         reference: payloads.Reference | None,
         params: Mapping[str, Any],
         result: Mapping[str, Any] | None = None,
+        message: Message | None = None,
     ) -> str:
-        """Record a stage's output if the claim still holds. Returns next, succeeded, stale, cancelled or expired."""
+        """Record a stage's output if the claim still holds, and enqueue the next stage's ``message``, if one is given.
+
+        Returns next, succeeded, stale, cancelled or expired.
+        """
         said = json.dumps(reference.to_json()) if reference else ""
         ended = json.dumps(result) if result is not None else ""
-        answer = self._call("finish", claim.job_id, claim.stage_id, claim.attempt, said, json.dumps(params), ended)
+        output = (said, json.dumps(params), ended)
+        answer = self._call("finish", claim.job_id, claim.stage_id, claim.attempt, *output, *_flat(message))
         return str(answer[0])
+
+    def enqueue(self, message: Message) -> None:
+        """Put a message into its queue."""
+        with reachable():
+            self.client.lpush(message.list, message.text)
 
     def fail(self, claim: Claim, code: str, reason: str, *, retry: bool, counted: bool = True) -> str:
         """End an attempt without a result. Returns queued (owed again), stale, failed, cancelled or expired."""
@@ -307,46 +319,6 @@ class Store:
         with reachable():
             answer = self.client.blmpop(timeout_s, 1, key, direction="LEFT", count=most)
         return cast("list[str]", cast("Sequence[Any]", answer)[1]) if answer else []
-
-    # -- heartbeats --------------------------------------------------------------------------------------------------
-
-    def beat(self, worker: str, facts: Mapping[str, Any]) -> None:
-        """Announce a worker; it counts as alive for HEARTBEAT_TTL_S."""
-        with reachable():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.set(self._key("worker", worker), json.dumps(facts), px=int(HEARTBEAT_TTL_S * 1000))
-            pipe.zadd(self._key("workers"), {worker: time.time()})
-            pipe.execute()
-
-    def retire(self, worker: str) -> None:
-        """Take a worker's announcement back."""
-        with reachable():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.delete(self._key("worker", worker), self._key("control", worker))
-            pipe.zrem(self._key("workers"), worker)
-            pipe.execute()
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The announcements of all live workers; those of dead ones are dropped on the way."""
-        with reachable():
-            ids = cast("list[str]", self.client.zrange(self._key("workers"), 0, -1))
-            if not ids:
-                return []
-            texts = cast("list[str | None]", self.client.mget([self._key("worker", worker) for worker in ids]))
-            dead = [worker for worker, text in zip(ids, texts, strict=True) if text is None]
-            if dead:
-                self.client.zrem(self._key("workers"), *dead)
-        return [json.loads(text) for text in texts if text]
-
-    def declare(self, pipe: pipeline.Pipeline) -> None:
-        """Say which topology a live router serves, for workers to compare; holds as long as a heartbeat."""
-        with reachable():
-            self.client.set(self._key("pipeline", pipe.name), pipe.fingerprint, px=int(HEARTBEAT_TTL_S * 1000))
-
-    def declared(self, pipe: pipeline.Pipeline) -> str | None:
-        """The fingerprint that a live router has declared for this pipeline; None without a router."""
-        with reachable():
-            return cast("str | None", self.client.get(self._key("pipeline", pipe.name)))
 
     def oldest_messages(self, lists: Iterable[str]) -> list[str]:
         """The raw broker message that is taken next from each non-empty list."""

@@ -22,8 +22,11 @@ def run_stage(job_id: str, stage_id: int) -> None:
     """Run one stage of one job; returning lets the chain go on, Ignore ends it here."""
     from workers import stage_worker
 
-    if not attempt_stage(stage_worker.host(), job_id, stage_id):
+    host = stage_worker.host()
+    if not attempt_stage(host, job_id, stage_id):
         raise Ignore
+    if host.store.holds_queues:  # the rest of the chain was enqueued as this stage was recorded, in one step with it
+        run_stage.request.chain = None
 
 
 def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:

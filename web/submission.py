@@ -74,6 +74,8 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
 
     Raises Busy, Conflict, BrokerUnavailable: in each case nothing was enqueued.
     """
+    owed = store.Owed(job_id, 0)
+    message = chain.message(ask.pipeline, services.store, owed, ask.priority)
     try:
         submission = services.store.submit(
             ask.pipeline,
@@ -84,13 +86,14 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
             priority=ask.priority,
             idempotency_key=ask.idempotency_key,
             request_digest=ask.digest or None,
+            message=message,
         )
     except errors.QueueFull as exc:
         raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
     flask.g.job_id = submission.job_id  # every answer from here on names the job
-    if not submission.existing:
+    if message is None and not submission.existing:
         # Should this fail, the record says that the work is owed, and a reaper enqueues it.
-        chain.publish(ask.pipeline, store.Owed(submission.job_id, 0), ask.priority)
+        chain.publish(ask.pipeline, owed, ask.priority)
     return submission
 
 

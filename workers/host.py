@@ -165,6 +165,8 @@ class StageHost:
 
     async def _items(self, running: Running, given: inputs.Inputs) -> list[StageOutput]:
         job = running.claim.request
+        if int(job.get("n", 1)) == 1:  # the common case, without a task of its own
+            return [await self._item(running, given, 0)]
         tasks = [asyncio.ensure_future(self._item(running, given, index)) for index in range(int(job.get("n", 1)))]
         try:
             return list(await asyncio.gather(*tasks))
@@ -202,16 +204,18 @@ class StageHost:
     def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
         """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
         resolved = outputs[0].data.get("resolved", {}) if outputs else {}
-        reference, ended = None, None
+        reference, ended, message = None, None, None
         if self._is_last(claim):
             texts = result.texts(self.payloads, claim, self.pipe, self.stage)
             ended = result.store(self.media, claim, outputs, self.stage, texts)
         else:
             name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
             reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
-        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended))
+            following = store.Owed(claim.job_id, claim.stage_id + 1)
+            message = chain.message(self.pipe, self.store, following, claim.priority)
+        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended, message))
         if outcome != "next":
-            self._release(claim, reference, None if outcome == "succeeded" else ended)
+            self._release(claim, outcome, reference, None if outcome == "succeeded" else ended)
         return outcome
 
     def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
@@ -224,15 +228,17 @@ class StageHost:
         if outcome == "queued":
             chain.republish(self.pipe, self.store, store.Owed(claim.job_id, claim.stage_id))
         elif outcome != "stale":
-            self._release(claim, None, None)
+            self._release(claim, outcome, None, None)
         return outcome
 
-    def _release(self, claim: Claim, reference: Reference | None, ended: Mapping[str, Any] | None) -> None:
+    def _release(
+        self, claim: Claim, outcome: str, reference: Reference | None, ended: Mapping[str, Any] | None
+    ) -> None:
         """Remove this host's files of a job that is over (or of an attempt that came too late)."""
         mine = [reference.name] if reference else []
         read = [*claim.references.values(), *([claim.input_reference] if claim.input_reference else [])]
         earlier = [ref.name for ref in read if ref.host == self.payloads.host]
-        over = claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
+        over = outcome != "stale" or claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
         self.payloads.release(mine + (earlier if over else []))
         self.media.remove(ended)
         if (

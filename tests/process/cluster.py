@@ -103,6 +103,7 @@ class Cluster:
     stages: Mapping[str, Any]
     append_only: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
+    loglevel: str = "INFO"
     processes: list[Process] = field(default_factory=list)
     port: int = 0
 
@@ -148,7 +149,18 @@ class Cluster:
     def worker(self, stage_id: int, *options: str, ready: bool = True, **environ: str) -> Process:
         """Another replica of a stage, by the documented command."""
         queue = self.pipe.stage(stage_id).queue
-        command = [sys.executable, "-m", "celery", "-A", "omniqueue", "worker", "-Q", queue, "--loglevel", "INFO"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "omniqueue",
+            "worker",
+            "-Q",
+            queue,
+            "--loglevel",
+            self.loglevel,
+        ]
         process = self.spawn(queue, [*command, *options], None, **environ)
         if ready:
             self.wait_ready(process)
@@ -223,9 +235,11 @@ class Cluster:
         options = {key: more.pop(key) for key in ("timeout_s", "priority", "idempotency_key") if key in more}
         job = {"kind": "image", "prompt": prompt, "n": 1, "seed": 1, "width": 16, "height": 16, "output_format": "png"}
         job_id = job_id or store.new_id()
-        made = self.store.submit(self.pipe, {**job, **more}, job_id=job_id, reply_to=job_id, **options)
-        if publish and not made.existing:
-            chain.publish(self.pipe, store.Owed(made.job_id, 0), options.get("priority", 0))
+        message = None
+        if publish:
+            message = chain.message(self.pipe, self.store, store.Owed(job_id, 0), options.get("priority", 0))
+        facts = {**job, **more}
+        made = self.store.submit(self.pipe, facts, job_id=job_id, reply_to=job_id, message=message, **options)
         return made.job_id
 
     def job(self, job_id: str) -> Job:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from omniqueue import embedded, errors, store
+from omniqueue import embedded, errors, heartbeats, store
 from omniqueue.job import JobState
 from omniqueue.payloads import Reference
 from omniqueue.pipeline import Pipeline
@@ -690,7 +690,7 @@ def test_a_worker_is_alive_while_it_beats(records: Store) -> None:
     records.beat("w2", {"stage_id": 1})
     assert records.workers() == [{"stage_id": 0}, {"stage_id": 1}]
     lives_ms = records.client.pttl(f"{records.namespace}:worker:w1")
-    assert 0 < lives_ms <= store.HEARTBEAT_TTL_S * 1000  # type: ignore[operator]
+    assert 0 < lives_ms <= heartbeats.HEARTBEAT_TTL_S * 1000  # type: ignore[operator]
     records.client.pexpire(f"{records.namespace}:worker:w1", 1)
     while len(records.workers()) == 2:
         time.sleep(0.005)
@@ -769,6 +769,7 @@ OPERATIONS = {
     "workers": lambda s, p, c: s.workers(),
     "declare": lambda s, p, c: s.declare(p),
     "declared": lambda s, p, c: s.declared(p),
+    "enqueue": lambda s, p, c: s.enqueue(store.Message("q", "text")),
     "priority": lambda s, p, c: s.priority(c.job_id),
     "oldest_messages": lambda s, p, c: s.oldest_messages(["q"]),
 }
@@ -785,7 +786,8 @@ def test_every_operation_says_broker_unavailable_when_redis_is_away(
 
 
 def test_the_operations_above_are_all_there_are() -> None:
-    public = {n for n, f in vars(Store).items() if callable(f) and not n.startswith("_")}
+    members = {**vars(heartbeats.Heartbeats), **vars(Store)}
+    public = {n for n, f in members.items() if callable(f) and not n.startswith("_")}
     assert public == OPERATIONS.keys()
 
 

@@ -1,0 +1,80 @@
+"""Closed-loop clients and the CPU that the processes behind them took."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell: latencies in milliseconds, requests a second, CPU milliseconds a request by role."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    per_s: float
+    requests: int
+    cpu_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+def measure(
+    request: Callable[[int], None], clients: int, seconds: float, roles: Mapping[str, Sequence[int]], warm: int = 20
+) -> Measured:
+    """``clients`` threads, each sending its next request when the last one ended, for ``seconds`` after a warm-up.
+
+    ``request`` gets the client's number and raises when the answer is wrong. ``roles`` are process ids by role.
+    """
+    _run(request, clients, warm=max(1, warm // clients))
+    before = {role: _cpu_s(pids) for role, pids in roles.items()}
+    start = time.monotonic()
+    times = _run(request, clients, until=start + seconds)
+    elapsed = time.monotonic() - start
+    cpu = {role: 1000 * (_cpu_s(pids) - before[role]) / len(times) for role, pids in roles.items()}
+    times.sort()
+
+    def quantile(share: float) -> float:
+        return 1000 * times[min(len(times) - 1, int(share * len(times)))]
+
+    return Measured(quantile(0.5), quantile(0.95), quantile(0.99), len(times) / elapsed, len(times), cpu)
+
+
+def _run(request: Callable[[int], None], clients: int, warm: int = 0, until: float = 0.0) -> list[float]:
+    times: list[list[float]] = [[] for _ in range(clients)]
+    faults: list[BaseException] = []
+
+    def client(number: int) -> None:
+        mine = times[number]
+        try:
+            while not faults and (len(mine) < warm if warm else time.monotonic() < until or not mine):
+                start = time.perf_counter()
+                request(number)
+                mine.append(time.perf_counter() - start)
+        except BaseException as exc:  # noqa: BLE001 - told by the thread that joins
+            faults.append(exc)
+
+    threads = [threading.Thread(target=client, args=(k,), daemon=True) for k in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120.0)
+    if faults:
+        raise faults[0]
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError("A request has not ended for 120 s.")
+    return [one for mine in times for one in mine]
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        family = psutil.Process(pid)
+        for process in (family, *([] if pid == os.getpid() else family.children(recursive=True))):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
