@@ -1,4 +1,4 @@
-"""Job records, leases, replies and heartbeats in Redis. With records.lua and heartbeats.py the only place that names a key."""
+"""Job records, leases and replies in Redis. Keys are named here, in records.lua and in heartbeats.py, nowhere else."""
 
 from __future__ import annotations
 
