@@ -143,7 +143,7 @@ def _compressed(frames: Iterable[Any], output_format: str, rate: int, channels: 
     file = io.BytesIO()
     made = 0
     with av.open(file, "w", format=container_name) as container:
-        stream = container.add_stream(codec, rate=rate, layout=_LAYOUTS[channels])
+        stream: Any = container.add_stream(codec, rate=rate, layout=_LAYOUTS[channels])
         for frame in frames:
             made += frame.samples
             frame.pts = None

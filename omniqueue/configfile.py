@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omniqueue import checks, deployfile, errors, params, placement, schema, stages, topology
-from omniqueue.pipeline import Pipeline, SizeRule, Stage
+from omniqueue.pipeline import FrameRule, Pipeline, SizeRule, Stage
 from omniqueue.topology import Topology
 from omniqueue.yamlfile import Map, Problems, fail, nearest, plain
 
@@ -21,7 +21,7 @@ from omniqueue.yamlfile import Map, Problems, fail, nearest, plain
 _LISTED = "stage_configs/topologies.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN = ("max_n", "max_steps", "max_prompt_chars", "max_images", "max_queue", "max_attempts")
-_SECONDS = ("request_timeout_s", "lease_s", "result_ttl_s", "init_timeout_s", "hang_timeout_s")
+_SECONDS = ("request_timeout_s", "lease_s", "result_ttl_s", "init_timeout_s", "hang_timeout_s", "max_audio_s")
 
 
 def load(path: str | Path, *, model: str | None = None) -> Pipeline:
@@ -40,6 +40,7 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
     known = _topology(data, model, files, notes)
     built = _stages(data, known, problems)
     size = _size(data, known, built, problems)
+    frames = _frames(data, built, problems)
     name = _name(data, known, files[0], problems)
     problems.check()
     return Pipeline(
@@ -51,6 +52,8 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
         unused_fields=_names(data.get("unused_fields")),
         extra_fields=_extra_fields(data, problems),
         size=size,
+        frames=frames,
+        voices=_names(data.get("voices")),
         platform=platform,
         notes=tuple(notes),
         deploy=_deploy(data, known),
@@ -167,6 +170,22 @@ def _size(data: Map, known: Topology | None, built: list[Stage], problems: Probl
         return rule
 
 
+def _frames(data: Map, built: list[Stage], problems: Problems) -> FrameRule:
+    """How many frames a video can have; the default is the last diffusion stage's own."""
+    section, base = data.get("video") or Map(data.at("video")), FrameRule()
+    said = plain(section)
+    step, most = said.get("frame_step", base.step), said.get("max_frames", base.max_frames)
+    own = [stage.default_sampling_params.get("num_frames") for stage in built if stage.execution_type == "diffusion"]
+    usual = said.get("default_frames") or (own[-1] if own else None) or min(most, base.default) // step * step
+    rule = FrameRule(step, most, max(1, int(usual)), float(said.get("fps", base.fps)))
+    if "default_frames" in said:
+        try:
+            params.check_frames(rule.default, rule, "it")
+        except errors.InvalidRequest as error:
+            problems.add(section.at("default_frames"), f"is {rule.default}: {error.message}")
+    return rule
+
+
 def _name(data: Map, known: Topology | None, file: str, problems: Problems) -> str:
     name = str((known.key if known else None) or data.get("pipeline") or Path(file).stem)
     if not _NAME.fullmatch(name):
@@ -232,6 +251,13 @@ def as_json(pipeline: Pipeline) -> dict[str, Any]:
             "max_area": size.max_area,
             "default": "{}x{}".format(*size.default),
         },
+        "video": {
+            "frame_step": pipeline.frames.step,
+            "max_frames": pipeline.frames.max_frames,
+            "default_frames": pipeline.frames.default,
+            "fps": pipeline.frames.fps,
+        },
+        "voices": list(pipeline.voices),
         "limits": limits,
         "stages": plan(pipeline),
         "notes": list(pipeline.notes),

@@ -142,7 +142,7 @@ def check_file(data: Map, problems: Problems) -> None:
     schema.check_keys(data, {**schema.OWN, **schema.DEPLOY}, problems)
     _check_stages(data, {**schema.engine_keys(), **schema.STAGE_OWN, **schema.STAGE_WRAPPER}, problems)
     _check_platforms(data, problems)
-    for key, allowed in (("size", schema.SIZE), ("duplex_session", schema.DUPLEX)):
+    for key, allowed in (("size", schema.SIZE), ("video", schema.VIDEO), ("duplex_session", schema.DUPLEX)):
         if isinstance(data.get(key), Map):
             schema.check_keys(data[key], allowed, problems)
     for connector in _sections(data, "connectors", problems):

@@ -7,13 +7,14 @@ A *job* is the JSON object kept in the record and handed to every stage. For a p
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from omniqueue import errors
-from omniqueue.pipeline import Pipeline, SizeRule, Stage
+from omniqueue.pipeline import FrameRule, Pipeline, SizeRule, Stage
 
 #: ASCII digits only: \d would take full-width ones, and int() would read them.
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
@@ -59,6 +60,22 @@ def check_size(width: int, height: int, rule: SizeRule, param: str = "size") -> 
             f"{param} {width}x{height} has {width * height:,} pixels; at most {rule.max_area:,} are served.",
             param=param,
         )
+
+
+def check_frames(count: int, rule: FrameRule, param: str = "num_frames") -> None:
+    """Raise InvalidRequest unless the model can make a video of so many frames."""
+    if not 1 <= count <= rule.max_frames:
+        raise errors.InvalidRequest(f"{param} {count}: from 1 to {rule.max_frames} frames are served.", param=param)
+    if rule.step > 1 and count % rule.step != 1:
+        raise errors.InvalidRequest(
+            f"{param} {count}: this model makes 1 frame more than a multiple of {rule.step}.", param=param
+        )
+
+
+def frames_of(seconds: float, fps: float, rule: FrameRule) -> int:
+    """The smallest number of frames that the model can make and that last for ``seconds``."""
+    wanted = max(1, math.ceil(seconds * fps - 1e-6))
+    return wanted if rule.step == 1 else -(-(wanted - 1) // rule.step) * rule.step + 1
 
 
 def random_seed() -> int:

@@ -25,6 +25,18 @@ class SizeRule:
 
 
 @dataclass(frozen=True)
+class FrameRule:
+    """The videos a pipeline can make: with a ``step`` above 1 it makes one frame, or one more for every ``step``."""
+
+    step: int = 1
+    max_frames: int = 241
+    #: Frames of a request that says neither their number nor a length.
+    default: int = 64
+    #: Frames a second, unless a request says otherwise.
+    fps: float = 16.0
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stage: what it runs, what it reads, how many requests it takes at once."""
 
@@ -71,6 +83,11 @@ class Pipeline:
     #: Most pictures that a request may bring to be edited; 0 when the model takes none.
     max_images: int = 0
     size: SizeRule = SizeRule()
+    frames: FrameRule = FrameRule()
+    #: What speech may ask for as ``voice``; ``default`` is every model's own.
+    voices: tuple[str, ...] = ()
+    #: Longest sound that one request may ask for, in seconds.
+    max_audio_s: float = 60.0
     #: Largest ``n`` of one request.
     max_n: int = 10
     #: Largest number of denoising steps of one request.

@@ -27,6 +27,9 @@ OWN: dict[str, checks.Check] = {
     "extra_fields": checks.names,
     "max_images": checks.number(int, 0, 64),
     "size": _map,
+    "video": _map,
+    "voices": checks.names,
+    "max_audio_s": _seconds,
     "max_n": checks.number(int, 1, 1000),
     "max_steps": checks.number(int, 1, 100_000),
     "max_prompt_chars": checks.number(int, 1, 10_000_000),
@@ -69,6 +72,12 @@ SIZE: dict[str, checks.Check] = {
     "max_side": checks.number(int, 1, 100_000),
     "max_area": checks.number(int, 1, 10_000_000_000),
     "default": _text,
+}
+VIDEO: dict[str, checks.Check] = {
+    "frame_step": checks.number(int, 1, 1024),
+    "max_frames": checks.number(int, 1, 100_000),
+    "default_frames": checks.number(int, 1, 100_000),
+    "fps": checks.number(float, 1, 240),
 }
 CONNECTOR: dict[str, checks.Check] = {"name": checks.name, "extra": _map}
 EDGE: dict[str, checks.Check] = {

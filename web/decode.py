@@ -22,7 +22,7 @@ MAX_JSON_BYTES = 1 << 20
 #: Werkzeug cuts a chunked body at its limit without a word, so one byte more is read and then counted.
 READ_BYTES = MAX_JSON_BYTES + 1
 
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _EXPECTED = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _BOUND = re.compile(r"Expected `(\w+)` (.+)")
 _WORDS = {
@@ -121,14 +121,16 @@ def typed(value: dict[str, Any], kind: type[T]) -> T:
 def _invalid(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> errors.InvalidRequest:
     """msgspec's message as a sentence of ours."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text, re.DOTALL)
-    if named and named[1] == "contains unknown":
-        return errors.InvalidRequest(_unknown(named[2], list(fields)), param=named[2][:100])
-    if named:
-        return errors.InvalidRequest(f"{named[2]} is missing.", param=named[2])
     path = _PATH.search(text)
     param = path[1] if path else None
-    return errors.InvalidRequest(_sentence(_PATH.sub("", text), param, value, fields.get(param or "")), param=param)
+    text = _PATH.sub("", text)
+    named = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text, re.DOTALL)
+    if named:  # the path is that of the object which has or lacks it
+        field = f"{param}.{named[2]}" if param else named[2]
+        unknown = named[1] == "contains unknown"
+        said = _unknown(field, [] if param else list(fields)) if unknown else f"{field} is missing."
+        return errors.InvalidRequest(said, param=field[:100])
+    return errors.InvalidRequest(_sentence(text, param, value, fields.get(param or "")), param=param)
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -148,7 +150,9 @@ def _sentence(text: str, param: str | None, value: dict[str, Any], declared: Any
         wanted, got = (" or ".join(_WORDS.get(word, word) for word in name.split(" | ")) for name in names)
         return f"{param or 'The body'} must be {wanted}, not {got}."
     if bound := _BOUND.search(text):
-        limit = bound[2]
+        limit = bound[2].removeprefix("matching regex ")
+        if limit != bound[2]:
+            return f"{param or 'The body'} must match {limit}."
         for sign, words in _BOUNDS.items():
             limit = limit.replace(f"{sign} ", f"{words} ") if limit.startswith(f"{sign} ") else limit
         return f"{param or 'The body'} must be {limit}."

@@ -39,13 +39,13 @@ def _events(services: Services, record: job.Job) -> Iterator[bytes]:
     ends_at = time.monotonic() + record.deadline - record.created_at + _GRACE_S
     while not services.stopping.is_set():
         if latest is None:
-            yield _event("error", openai_format.of_error(errors.NotFound(f"Job {record.id} was deleted.")).body())
+            yield event("error", openai_format.of_error(errors.NotFound(f"Job {record.id} was deleted.")).body())
             return
         view = job_view.of(services, latest)
         # A stage that is tried again starts over; what has been shown does not go back.
         best = view["progress"] = max(best, view["progress"])
         if view != shown:
-            yield _event("status", view)
+            yield event("status", view)
             shown, written_at = view, time.monotonic()
         elif time.monotonic() - written_at >= KEEP_ALIVE_S:
             yield b": keep-alive\n\n"
@@ -53,7 +53,7 @@ def _events(services: Services, record: job.Job) -> Iterator[bytes]:
         if latest.state.terminal:
             return
         if time.monotonic() > ends_at:
-            yield _event("error", openai_format.of_error(errors.JobExpired()).body())
+            yield event("error", openai_format.of_error(errors.JobExpired()).body())
             return
         services.stopping.wait(POLL_S)
         latest = _again(services, latest)
@@ -67,5 +67,6 @@ def _again(services: Services, latest: job.Job) -> job.Job | None:
         return latest
 
 
-def _event(name: str, body: Any) -> bytes:
+def event(name: str, body: Any) -> bytes:
+    """One server-sent event."""
     return f"event: {name}\ndata: ".encode() + msgspec.json.encode(body) + b"\n\n"

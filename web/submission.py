@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +112,53 @@ def complete(services: Services, ask: Ask) -> job.Job:
     with waiter.expect(submission.job_id) as waiting:
         waiting.woken.set()  # it may have ended long ago
         return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
+
+
+class Watch:
+    """A submitted job that is watched while it runs: iterating yields None whenever it may have said something.
+
+    The last thing yielded is the record, once it is terminal. A watch that is closed before has lost its client: the
+    job is cancelled, unless an Idempotency-Key says that the client may come back.
+    """
+
+    def __init__(self, services: Services, ask: Ask) -> None:
+        """Submit. Raises what :func:`accept` raises."""
+        self._services, self._ask = services, ask
+        self._left = client_left(flask.request.environ)
+        self._ended = False
+        self._stack = contextlib.ExitStack()
+        self._deadline = time.monotonic() + ask.timeout_s + GRACE_S
+        self.job_id = store.new_id()
+        self._waiting = self._stack.enter_context(services.waiter.expect(self.job_id))
+        try:
+            submission = accept(services, ask, self.job_id, services.waiter.reply_to)
+        except BaseException:
+            self._stack.close()
+            raise
+        if submission.existing:
+            self.job_id = submission.job_id
+            self._waiting = self._stack.enter_context(services.waiter.expect(self.job_id))
+            self._waiting.woken.set()  # it may have ended long ago
+
+    def __iter__(self) -> Iterator[job.Job | None]:
+        """Raises JobFailed for a record that vanished, JobExpired, ShuttingDown, ClientLeft."""
+        while time.monotonic() < self._deadline:
+            record = self._services.waiter.hear(self._waiting, wait.RECHECK_S)
+            self._ended = record is not None
+            yield record
+            if record is not None:
+                return
+            if self._left():
+                raise wait.ClientLeft(f"The client of job {self.job_id} closed its connection.")
+        raise errors.JobExpired(f"Job {self.job_id} did not end within its time limit.")
+
+    def close(self) -> None:
+        """Stop watching; may be called twice."""
+        self._stack.close()
+        if not self._ended and not self._ask.idempotency_key and not self._services.stopping.is_set():
+            self._ended = True
+            with contextlib.suppress(errors.BrokerUnavailable):  # then its deadline ends it
+                self._services.store.cancel(self.job_id)
 
 
 def _wait_for_client(services: Services, ask: Ask, waiting: wait.Waiting) -> job.Job:

@@ -112,6 +112,24 @@ class ReplyWaiter:
                 raise ShuttingDown(waiting.job_id)
         raise errors.JobExpired(f"Job {waiting.job_id} did not end within its time limit.")
 
+    def hear(self, waiting: Waiting, timeout_s: float) -> job.Job | None:
+        """Wait until something is said of a job that goes on, or for ``timeout_s``; its record once it is terminal.
+
+        Raises JobFailed when the record has vanished, ShuttingDown.
+        """
+        waiting.submitted = True
+        if not waiting.woken.wait(timeout_s):
+            return None
+        waiting.woken.clear()
+        record = None
+        with contextlib.suppress(errors.BrokerUnavailable):
+            # Said often, so the whole record is read only when it has to be.
+            if waiting.job_id not in self._store.running([waiting.job_id]):
+                record = self._ended(waiting.job_id)
+        if record is None and self._released:
+            raise ShuttingDown(waiting.job_id)
+        return record
+
     def _ended(self, job_id: str) -> job.Job | None:
         """The record if it is terminal; while Redis is away nothing is known, and the next look wakes us again."""
         try:

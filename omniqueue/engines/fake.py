@@ -76,8 +76,9 @@ class FakeEngine:
         for step in range(steps):
             if delay_s:
                 await asyncio.sleep(delay_s)
-            for piece in pieces[len(pieces) * step // steps : len(pieces) * (step + 1) // steps] if say else ():
-                say(piece)
+            if say is not None:
+                for piece in pieces[len(pieces) * step // steps : len(pieces) * (step + 1) // steps]:
+                    say(piece)
             progress(step + 1, steps)
 
     def _check_sources(self, request: StageRequest) -> None:
@@ -172,12 +173,12 @@ def _text(request: StageRequest, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The prompt's words, each a token, as far as ``max_tokens`` and ``stop`` let them."""
     words = str(request.job.get("prompt", "")).split()
     text, reason = " ".join(words), "stop"
-    stops = request.params.get("stop") or ()
+    stops, most = request.params.get("stop") or (), request.params.get("max_tokens", request.job.get("max_tokens"))
     for stop in (stops,) if isinstance(stops, str) else stops:
         text = text.partition(stop)[0]
     kept = text.split()
-    if len(kept) > int(request.params.get("max_tokens", len(kept))):
-        kept = kept[: int(request.params["max_tokens"])]
+    if most is not None and len(kept) > int(most):
+        kept = kept[: int(most)]
         text, reason = " ".join(kept), "length"
     facts = {"text": text, "token_ids": list(range(len(kept))), "prompt_tokens": len(words), "finish_reason": reason}
     if request.params.get("logprobs") is not None:  # it is always sure of itself

@@ -16,7 +16,8 @@ README = (topology.shipped() / "README.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     "key",
     sorted({*schema.OWN, *schema.DEPLOY, *schema.STAGE_OWN, *schema.STAGE_WRAPPER, *schema.FAKE, *schema.PLATFORMS})
-    + [f"size.{key}" for key in schema.SIZE],
+    + [f"size.{key}" for key in schema.SIZE]
+    + [f"video.{key}" for key in schema.VIDEO],
 )
 def test_every_key_is_explained(key: str) -> None:
     assert f"`{key}`" in README
