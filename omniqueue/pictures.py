@@ -15,7 +15,7 @@ from omniqueue.payloads import Tensor
 
 #: What is read, by Pillow's names.
 FORMATS = ("PNG", "JPEG", "WEBP")
-#: Largest input picture, in pixels and by side; far above what any model looks at.
+#: Largest picture, in pixels and by side; far above what any model looks at. A request has as many pixels in all.
 MAX_PIXELS = 1 << 24
 MAX_SIDE = 16_384
 #: Modes kept as they are, with their channels; the rest becomes one of them without loss.
@@ -45,7 +45,7 @@ class BadPicture(errors.InvalidRequest):
     code = "invalid_image"
 
 
-def decode(content: bytes, param: str) -> Tensor:
+def decode(content: bytes, param: str, max_pixels: int = MAX_PIXELS) -> Tensor:
     """The picture as uint8 of shape (height, width, channels): 1 grey, 3 RGB or 4 RGBA, turned as its EXIF says.
 
     Raises BadPicture for what is no whole PNG, JPEG or WebP picture, or is too large; ``param`` is the field's name.
@@ -57,7 +57,7 @@ def decode(content: bytes, param: str) -> Tensor:
         raise errors.NotReady("Too many pictures are being read at once; try again.")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:  # reads the header only
-            _check(image.size, getattr(image, "n_frames", 1), param)
+            _check(image.size, max_pixels, getattr(image, "n_frames", 1), param)
             image.load()
             whole = ImageOps.exif_transpose(image)
             wanted = "RGBA" if image.mode == "P" and "transparency" in image.info else _CONVERTED.get(image.mode)
@@ -72,11 +72,11 @@ def decode(content: bytes, param: str) -> Tensor:
         _TURN.release()
 
 
-def _check(size: tuple[int, int], frames: int, param: str) -> None:
+def _check(size: tuple[int, int], max_pixels: int, frames: int, param: str) -> None:
     width, height = size
-    if width * height > MAX_PIXELS or max(size) > MAX_SIDE:
+    if width * height > max_pixels or max(size) > MAX_SIDE:
         raise BadPicture(
-            f"{param} is {width}x{height}; at most {MAX_PIXELS:,} pixels and {MAX_SIDE:,} a side are read.", param=param
+            f"{param} is {width}x{height}; at most {max_pixels:,} pixels and {MAX_SIDE:,} a side are read.", param=param
         )
     if frames != 1:
         raise BadPicture(f"{param} has {frames} frames; send one picture.", param=param)

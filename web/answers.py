@@ -35,6 +35,12 @@ class MadePicture(Answer, frozen=True, kw_only=True):
     seed: int | None
 
 
+class Metrics(Answer, frozen=True, kw_only=True):
+    """How long each stage ran, in seconds, by its name."""
+
+    stage_durations: dict[str, float | None]
+
+
 class Pictures(Answer, frozen=True, kw_only=True):
     """The pictures of one request."""
 
@@ -47,6 +53,7 @@ class Pictures(Answer, frozen=True, kw_only=True):
     model: str
     #: What the request said that this model does not use.
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    metrics: Metrics | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageNow(Answer, frozen=True, kw_only=True):
@@ -165,6 +172,10 @@ class Model(Answer, frozen=True, kw_only=True):
     output_types: list[str]
     size: Sizes
     max_n: int
+    #: Most pictures that one request may bring to be edited; 0 when the model edits none.
+    max_images: int
+    #: Fields that only some models honour, and this one does.
+    extra_fields: list[str]
     max_steps: int
     max_prompt_chars: int
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flask
 
 from omniqueue import errors
 from omniqueue.pipeline import Pipeline, Stage
-from web import schema, submission
+from web import files, schema, submission
 from web.services import Services
 
 
@@ -83,8 +84,20 @@ def check_voice(pipe: Pipeline, voice: str | None, param: str = "voice") -> None
 
 def read(services: Services, name: str) -> bytes:
     """A file of a result. Raises JobFailed when it is not where this router looks."""
-    try:
+    with _expected(services, name):
         return services.media.read(name)
+
+
+def file(services: Services, name: str, content_type: str) -> flask.Response:
+    """A file of a result as the answer. Raises JobFailed when it is not where this router looks."""
+    with _expected(services, name):
+        return files.response(services, name, content_type)
+
+
+@contextlib.contextmanager
+def _expected(services: Services, name: str) -> Iterator[None]:
+    try:
+        yield
     except errors.NotFound:
         raise errors.JobFailed(
             f"{name} was made, but it is not at {services.media.url} as this router sees it; OMNIQUEUE_MEDIA_FS_URL "

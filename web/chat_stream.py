@@ -46,10 +46,9 @@ def response(services: Services, ask: submission.Ask, request: schema_chat.ChatC
     except BaseException:
         watch.close()
         raise
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     # Inside the application's context, which the error shapes need.
     body = flask.stream_with_context(stream.events())
-    answer = flask.Response(body, content_type="text/event-stream; charset=utf-8", headers=headers)
+    answer = flask.Response(body, content_type="text/event-stream; charset=utf-8", headers=events.HEADERS)
     answer.call_on_close(watch.close)
     return answer
 

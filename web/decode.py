@@ -108,19 +108,22 @@ def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def typed(value: dict[str, Any], kind: type[T]) -> T:
-    """``value`` as ``kind``; null is the same as not given. Raises InvalidRequest that names the field."""
-    optional = {field.name for field in msgspec.structs.fields(kind) if not field.required}
+def typed(value: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
+    """``value`` as ``kind``; null is the same as not given. Raises InvalidRequest that names the field.
+
+    Without ``strict`` numbers and booleans may be texts, as they are in forms.
+    """
+    optional = {field.encode_name for field in msgspec.structs.fields(kind) if not field.required}
     given = {name: entry for name, entry in value.items() if entry is not None or name not in optional}
     try:
-        return msgspec.convert(given, kind, strict=True)
+        return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as exc:
         raise _invalid(str(exc), value, kind) from None
 
 
 def _invalid(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> errors.InvalidRequest:
     """msgspec's message as a sentence of ours."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     path = _PATH.search(text)
     param = path[1] if path else None
     text = _PATH.sub("", text)

@@ -17,6 +17,8 @@ from web.services import Services
 POLL_S = 0.25
 #: WSGI notices that a client has left only when it writes, so something is written this often, in seconds.
 KEEP_ALIVE_S = 3.0
+#: No proxy may hold events back.
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 #: After the job's deadline: time for the reaper to end the job.
 _GRACE_S = 10.0
 
@@ -25,8 +27,7 @@ def response(services: Services, record: job.Job) -> flask.Response:
     """``event: status`` with the job object now and on every change; the terminal one ends the stream."""
     # Inside the request's context, which the URLs in a result need.
     body = flask.stream_with_context(_events(services, record))
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return flask.Response(body, content_type="text/event-stream; charset=utf-8", headers=headers)
+    return flask.Response(body, content_type="text/event-stream; charset=utf-8", headers=HEADERS)
 
 
 def _events(services: Services, record: job.Job) -> Iterator[bytes]:

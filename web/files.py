@@ -26,17 +26,23 @@ def url(services: Services, name: str) -> str:
 @blueprint.get("/v1/files/<name>")
 def content(name: str) -> flask.Response:
     """A file by the name that a result gave. Names are checked before anything is opened."""
-    file = current().media.open(name)
+    answer = response(current(), name, _content_type(name))
+    # A name is never used twice, so what it stands for never changes.
+    answer.headers["Cache-Control"] = "private, max-age=31536000, immutable"
+    return answer
+
+
+def response(services: Services, name: str, content_type: str) -> flask.Response:
+    """A file of the media store as an answer. Raises NotFound."""
+    file = services.media.open(name)
     size = file.seek(0, 2)
     file.seek(0)
     body = () if flask.request.method == "HEAD" else _chunks(file)
-    response = flask.Response(body, content_type=_content_type(name))
-    response.call_on_close(file.close)
-    response.content_length = size
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    # A name is never used twice, so what it stands for never changes.
-    response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
-    return response
+    answer = flask.Response(body, content_type=content_type)
+    answer.call_on_close(file.close)
+    answer.content_length = size
+    answer.headers["X-Content-Type-Options"] = "nosniff"
+    return answer
 
 
 def _content_type(name: str) -> str:

@@ -43,6 +43,8 @@ def _model(services: Services, name: str) -> dict[str, Any]:
             "default": "{}x{}".format(*pipe.size.default),
         },
         "max_n": pipe.max_n,
+        "max_images": pipe.max_images,
+        "extra_fields": list(pipe.extra_fields),
         "max_steps": pipe.max_steps,
         "max_prompt_chars": pipe.max_prompt_chars,
     }

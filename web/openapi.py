@@ -71,11 +71,18 @@ class Operation:
     responses: Mapping[int, Any]
     request: Any = None
     request_type: str = JSON
+    #: The same as a form, for a route that takes either.
+    form: Any = None
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
     headers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     #: True for a route that asks for no API key.
     public: bool = False
+
+    def bodies(self) -> dict[str, Any]:
+        """The types of the request's body, by media type."""
+        found = {self.request_type: self.request} if self.request is not None else {}
+        return {**found, FORM: self.form} if self.form is not None else found
 
 
 #: For the routes of a job's own id.
@@ -120,8 +127,7 @@ def _types(operations: Iterable[Operation]) -> Iterator[Any]:
     """Every type that the document describes."""
     yield answers.ErrorAnswer
     for operation in operations:
-        if operation.request is not None:
-            yield operation.request
+        yield from operation.bodies().values()
         yield from (parameter.type for parameter in operation.parameters)
         for body in operation.responses.values():
             yield from (part for part in parts(body) if not isinstance(part, Content))
@@ -137,9 +143,9 @@ def _schemas(operations: list[Operation]) -> tuple[dict[Any, Any], dict[str, Any
     types = list(dict.fromkeys(_types(operations)))
     made, components = msgspec.json.schema_components(types, ref_template=_TEMPLATE)
     found = dict(zip(types, made, strict=True))
-    for name in _referenced([found[o.request] for o in operations if o.request is not None], components):
+    for name in _referenced([found[kind] for o in operations for kind in o.bodies().values()], components):
         _allow_null(components[name])
-    return found, components
+    return found, _binary(components)
 
 
 def _referenced(part: Any, components: Mapping[str, Any]) -> set[str]:
@@ -153,6 +159,16 @@ def _referenced(part: Any, components: Mapping[str, Any]) -> set[str]:
         name = part["$ref"].rpartition("/")[2]
         names |= {name} | _referenced(components[name], components)
     return names
+
+
+def _binary(part: Any) -> Any:
+    """Files in forms are raw bytes; msgspec says base64, as in JSON."""
+    if isinstance(part, dict):
+        kept = {key: _binary(value) for key, value in part.items()}
+        if part.get("format") == "binary":
+            kept.pop("contentEncoding", None)
+        return kept
+    return [_binary(entry) for entry in part] if isinstance(part, list) else part
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -178,8 +194,8 @@ def _operation(operation: Operation, schemas: Mapping[Any, Any], keys: bool) -> 
         made["security"] = []
     if operation.parameters:
         made["parameters"] = [_parameter(parameter, schemas) for parameter in operation.parameters]
-    if operation.request is not None:
-        content = {operation.request_type: {"schema": schemas[operation.request]}}
+    if bodies := operation.bodies():
+        content = {media_type: {"schema": schemas[kind]} for media_type, kind in bodies.items()}
         made["requestBody"] = {"required": True, "content": content}
     return made
 

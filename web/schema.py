@@ -18,6 +18,11 @@ MAX_TIMEOUT_S = 86_400.0
 
 Seconds = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
 Priority = Annotated[int, Meta(ge=0, le=9)]
+Scale = Annotated[float, Meta(ge=0, le=20)]
+#: A file of a form: PNG, JPEG or WebP.
+Upload = Annotated[bytes, Meta(extra_json_schema={"format": "binary"})]
+#: http, https where the server allows it, or data.
+Url = Annotated[str, Meta(max_length=500_000)]
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -43,7 +48,11 @@ class Picture(Common, frozen=True, kw_only=True):
     size: str | None = None
     seed: Annotated[int, Meta(ge=0, le=params.MAX_SEED)] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1)] | None = None
-    guidance_scale: Annotated[float, Meta(ge=0, le=20)] | None = None
+    guidance_scale: Scale | None = None
+    #: These three only where the model honours them: its stage config's extra_fields.
+    guidance_scale_2: Scale | None = None
+    true_cfg_scale: Scale | None = None
+    flow_shift: Annotated[float, Meta(ge=0, le=100)] | None = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
     #: Quality of jpeg and webp, 0 to 100; a lossless webp at 100. A png is never lossy.
     output_compression: Annotated[int, Meta(ge=0, le=100)] = 100
@@ -57,14 +66,37 @@ class Picture(Common, frozen=True, kw_only=True):
     style: None = None
 
 
-class ImageGeneration(Picture, frozen=True, kw_only=True):
-    """POST /v1/images/generations."""
+class Awaited(Picture, frozen=True, kw_only=True):
+    """A picture whose request is answered when it is made."""
 
     #: As OpenAI's current image models and vLLM-Omni answer; "url" has to be asked for.
     response_format: Literal["b64_json", "url"] = "b64_json"
     #: Partial pictures are not made, so a picture comes whole or not at all.
-    stream: bool | None = None
+    stream: Annotated[bool, Meta(extra_json_schema={"enum": [False]})] | None = None
     partial_images: Literal[0] | None = None
+    #: Whether the answer tells how long each stage took.
+    return_stage_metrics: bool = False
+
+
+class ImageGeneration(Awaited, frozen=True, kw_only=True):
+    """POST /v1/images/generations."""
+
+
+class ImageEdit(Awaited, frozen=True, kw_only=True):
+    """POST /v1/images/edits: a form with the pictures as files, or by URL where the server allows that."""
+
+    image: Annotated[list[Upload], Meta(max_length=64)] = []
+    image_array: Annotated[list[Upload], Meta(max_length=64)] = msgspec.field(name="image[]", default_factory=list)
+    url: Annotated[list[Url], Meta(max_length=64)] = []
+    url_array: Annotated[list[Url], Meta(max_length=64)] = msgspec.field(name="url[]", default_factory=list)
+    #: As large as the first picture; OpenAI's name and vLLM-Omni's.
+    mask: Upload | None = None
+    mask_image: Upload | None = None
+    reference_image: Upload | None = None
+    #: How far from the first picture the result may go; only where the model honours it.
+    strength: Annotated[float, Meta(ge=0, le=1)] | None = None
+    #: No model here takes it.
+    input_fidelity: None = None
 
 
 class ImageJob(Picture, frozen=True, kw_only=True):

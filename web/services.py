@@ -25,6 +25,7 @@ class Services:
     catalog: Catalog
     store: store.Store
     media: media.MediaStore
+    payloads: payloads.PayloadStore
     waiter: wait.ReplyWaiter
     started_at: float = field(default_factory=time.time)
     #: Set when the process is to end: streams end at once.
@@ -38,7 +39,8 @@ class Services:
         """Connect nothing yet: a router starts, and says what it misses, while Redis is away."""
         records = store.Store.from_settings(config)
         place = media.MediaStore(config.media_fs_url or settings.default_media_dir())
-        return cls(config, known, records, place, wait.ReplyWaiter(records))
+        shared = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
+        return cls(config, known, records, place, shared, wait.ReplyWaiter(records))
 
     def start(self) -> None:
         """Start the threads of this process; a fork takes none along, so the process id tells whether they run."""
@@ -72,9 +74,8 @@ class Services:
 
     def _new_reaper(self) -> reaper.Reaper:
         config = self.config
-        shared = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
         records = store.Store.from_settings(config, timeout_s=5.0)
-        return reaper.Reaper(records, self.catalog, shared, self.media, router=True)
+        return reaper.Reaper(records, self.catalog, self.payloads, self.media, router=True)
 
 
 def attach(app: flask.Flask, services: Services) -> None:

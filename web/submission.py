@@ -7,14 +7,14 @@ import hashlib
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import flask
 import msgspec
 
-from omniqueue import chain, errors, job, store
+from omniqueue import chain, errors, job, payloads, store
 from omniqueue.pipeline import Pipeline
 from web import wait
 from web.services import Services
@@ -52,6 +52,8 @@ class Ask:
     priority: int = 0
     idempotency_key: str = ""
     digest: str = ""
+    #: Media that the request brought: one item of named tensors.
+    inputs: Sequence[payloads.Item] = ()
 
 
 def digest(endpoint: str, request: msgspec.Struct) -> str:
@@ -74,10 +76,11 @@ def idempotency_key(value: str | None) -> str:
 def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> store.Submission:
     """Write the job's record, then enqueue its first stage; a job that a retry finds is only named.
 
-    Raises Busy, Conflict, BrokerUnavailable: in each case nothing was enqueued.
+    Raises Busy, Conflict, BrokerUnavailable, NoRoom: in each case nothing was enqueued.
     """
     owed = store.Owed(job_id, 0)
     message = chain.message(ask.pipeline, services.store, owed, ask.priority)
+    given = services.payloads.put(services.payloads.input_name(job_id), ask.inputs) if ask.inputs else None
     try:
         submission = services.store.submit(
             ask.pipeline,
@@ -86,17 +89,29 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
             reply_to=reply_to,
             timeout_s=ask.timeout_s,
             priority=ask.priority,
+            input_reference=given,
             idempotency_key=ask.idempotency_key,
             request_digest=ask.digest or None,
             message=message,
         )
-    except errors.QueueFull as exc:
-        raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
+    except (errors.QueueFull, errors.Conflict) as exc:
+        _release(services, given)
+        if isinstance(exc, errors.QueueFull):
+            raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
+        raise
     flask.g.job_id = submission.job_id  # every answer from here on names the job
-    if message is None and not submission.existing:
+    if submission.existing:
+        _release(services, given)
+    elif message is None:
         # Should this fail, the record says that the work is owed, and a reaper enqueues it.
         chain.publish(ask.pipeline, owed, ask.priority)
     return submission
+
+
+def _release(services: Services, given: payloads.Reference | None) -> None:
+    """Remove media of a job that was not made; what a lost answer of Redis leaves in doubt is left to the sweep."""
+    if given is not None:
+        services.payloads.release([given.name])
 
 
 def complete(services: Services, ask: Ask) -> job.Job:

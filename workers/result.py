@@ -17,8 +17,8 @@ _INLINE_TEXT_BYTES = 32 * 1024
 
 
 def texts(payloads: PayloadStore, claim: Claim, pipe: Pipeline, stage: Stage) -> list[dict[str, Any]]:
-    """The text of every item when an earlier stage made it and the request asked for more than the last one makes."""
-    if "modalities" not in claim.request:
+    """What an earlier stage wrote for every item, when the answer to a conversation is more than the last one makes."""
+    if not {"modalities", "messages"} <= claim.request.keys():
         return []
     for one in pipe.final_stages:
         if one.stage_id < stage.stage_id and one.final_output_type == "text":

@@ -18,11 +18,12 @@ from omniqueue.engines.base import Progress, StageOutput, StageRequest
 from omniqueue.engines.fake import FakeEngine
 from omniqueue.job import Job, JobState
 from omniqueue.payloads import PayloadStore
-from omniqueue.pipeline import Pipeline
+from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
 from tests.unit import support
 from tests.unit.test_chain import messages
 from workers import host as host_module
+from workers import inputs
 from workers.host import StageHost, worker_name
 
 pytestmark = pytest.mark.usefixtures("broker")
@@ -284,18 +285,18 @@ def test_a_cancel_is_confirmed_only_when_the_engine_has_let_go(
 
 
 def test_a_stop_that_comes_before_the_engine_has_begun_is_heeded(
-    records: Store, pipe: Pipeline, host_of: HostOf
+    records: Store, pipe: Pipeline, host_of: HostOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = host_of(pipe, 0)
     job_id = submit(records, pipe, prompt="wait")
-    sources = host._sources
+    mapped = inputs.mapped
 
-    def stopped_first(claim: Claim) -> Any:
+    def stopped_first(shared: PayloadStore, stage: Stage, claim: Claim) -> Any:
         records.cancel(job_id)
         host.stop((job_id, 0, claim.attempt), errors.Stopped())
-        return sources(claim)
+        return mapped(shared, stage, claim)
 
-    host._sources = stopped_first  # type: ignore[method-assign]
+    monkeypatch.setattr(inputs, "mapped", stopped_first)
     assert not tasks.attempt_stage(host, job_id, 0)
     assert job(records, job_id).state is JobState.CANCELLED
     assert engine_of(host).inside == set()
