@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint up bench clean
+.PHONY: demo test lint up bench bench-ar clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
@@ -20,7 +20,10 @@ lint: $(STAMP)        ## style and types
 up: $(STAMP)          ## everything for one machine, until Ctrl-C
 	$(BIN)/omniqueue up
 
-bench: $(STAMP)       ## the AR stage: eight at once, eight in a row, the engine alone
+bench: $(STAMP)       ## what a hop costs, beside raw Redis and stock Celery; under five minutes
+	$(BIN)/python -m bench.transport
+
+bench-ar: $(STAMP)    ## the AR stage: eight at once, eight in a row, the engine alone
 	$(BIN)/python -m bench.ar_batching
 
 # vllm-omni comes without its dependencies: its own list has wheels for CUDA only; setup.cfg names the rest.
