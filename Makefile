@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint up bench clean
+.PHONY: demo test lint up fuzz bench clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
@@ -19,6 +19,9 @@ lint: $(STAMP)        ## style and types
 
 up: $(STAMP)          ## everything for one machine, until Ctrl-C
 	$(BIN)/omniqueue up
+
+fuzz: $(STAMP)        ## requests made from the OpenAPI document, every answer held against it
+	$(BIN)/python -m tests.web.fuzz --cases 2000
 
 bench: $(STAMP)       ## the AR stage: eight at once, eight in a row, the engine alone
 	$(BIN)/python -m bench.ar_batching
