@@ -146,9 +146,9 @@ def _part(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     flag = "--omni-router" if options.omni_router else "--stage-id"
     if not options.stage_configs_path:
         parser.error(f"{flag} needs --stage-configs-path FILE")
-    from omniqueue import catalog, settings, up
+    from omniqueue import catalog, settings, topology, up
 
-    os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(up.find_config(options.stage_configs_path))
+    os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(topology.find_config(options.stage_configs_path))
     for name in ("model", "served_model_name"):
         if getattr(options, name):
             os.environ[f"OMNIQUEUE_{name.upper()}"] = getattr(options, name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omniqueue import catalog, embedded, errors, media, payloads, settings, store
+from omniqueue import catalog, embedded, errors, media, payloads, settings, store, topology
 from omniqueue.child import Child, end_all
 from omniqueue.pipeline import Pipeline, Stage
 
@@ -74,7 +74,7 @@ class Machine:
 
     def start(self) -> None:
         """Start every part. Raises ConfigError for what is wrong with config or machine, before anything is started."""
-        paths = [str(find_config(name)) for name in self.options.config.split(os.pathsep)]
+        paths = [str(topology.find_config(name)) for name in self.options.config.split(os.pathsep)]
         self._claim_folder()
         overrides = self._overrides(os.pathsep.join(paths))
         os.environ.update(overrides)
@@ -314,18 +314,6 @@ def check_address(host: str, port: int) -> None:
         raise errors.ConfigError(
             f"The router cannot listen on {address(host, port)}: {exc.strerror}; give another --host or --port."
         ) from exc
-
-
-def find_config(text: str) -> Path:
-    """A stage config by path, or by name among those that ship. Raises ConfigError."""
-    import stage_configs
-
-    shipped = Path(next(iter(stage_configs.__path__)))
-    for path in (Path(text), shipped / text, shipped / f"{text}.yaml"):
-        if path.is_file():
-            return path.resolve()
-    names = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml") if p.stem != "topologies"))
-    raise errors.ConfigError(f"There is no stage config {text}; give a path, or one that ships: {names}.")
 
 
 @contextlib.contextmanager
