@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint up bench bench-ar clean
+.PHONY: demo test lint up fuzz bench bench-ar clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
@@ -19,6 +19,9 @@ lint: $(STAMP)        ## style and types
 
 up: $(STAMP)          ## everything for one machine, until Ctrl-C
 	$(BIN)/omniqueue up
+
+fuzz: $(STAMP)        ## requests made from the OpenAPI document, every answer held against it
+	$(BIN)/python -m tests.web.fuzz --cases 2000
 
 bench: $(STAMP)       ## what a hop costs, beside raw Redis and stock Celery; under five minutes
 	$(BIN)/python -m bench.transport

@@ -71,7 +71,10 @@ def _add_bind(parser: argparse.ArgumentParser) -> None:
 def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     up = commands.add_parser("up", help="run everything for one machine: queue, a worker per stage, router")
     up.add_argument(
-        "config", nargs="?", default=DEFAULT_CONFIG, help="stage config, a path or a shipped name (%(default)s)"
+        "config",
+        nargs="*",
+        default=[DEFAULT_CONFIG],
+        help="stage configs, each a path or a shipped name; several share queue and router (default: tiny GLM-Image)",
     )
     _add_model(up)
     _add_bind(up)
@@ -110,7 +113,7 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tiny = commands.add_parser(
         "tiny-checkpoint", help="write a small checkpoint in a published layout: random weights, or SmolLM2's"
     )
-    tiny.add_argument("architecture", choices=["glm_image", "smollm2"])
+    tiny.add_argument("architecture", choices=["glm_image", "smollm2", "stable_audio", "wan"])
     tiny.add_argument("--out", type=Path, required=True, help="folder to write")
     tiny.add_argument("--seed", type=int, default=0)
     tiny.set_defaults(run=_tiny)
@@ -143,9 +146,9 @@ def _part(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     flag = "--omni-router" if options.omni_router else "--stage-id"
     if not options.stage_configs_path:
         parser.error(f"{flag} needs --stage-configs-path FILE")
-    from omniqueue import catalog, settings, up
+    from omniqueue import catalog, settings, topology, up
 
-    os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(up.find_config(options.stage_configs_path))
+    os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(topology.find_config(options.stage_configs_path))
     for name in ("model", "served_model_name"):
         if getattr(options, name):
             os.environ[f"OMNIQUEUE_{name.upper()}"] = getattr(options, name)
@@ -163,7 +166,7 @@ def _up(options: argparse.Namespace) -> int:
     from omniqueue import up
 
     wanted = up.Options(
-        config=options.config,
+        config=os.pathsep.join(options.config),
         port=options.port,
         host=options.host,
         model=options.model or _default_model(options.config),
@@ -173,16 +176,16 @@ def _up(options: argparse.Namespace) -> int:
         redis_url=options.redis_url,
     )
     with up.running(wanted, _say) as machine:
-        name = machine.pipe.served_model_names[0] if machine.pipe.served_model_names else machine.pipe.name
-        _say(f"ready    http://{up.address(options.host, options.port)} serves {name}; Ctrl-C stops everything")
+        names = ", ".join(next(iter(pipe.served_model_names), pipe.name) for pipe in machine.pipes)
+        _say(f"ready    http://{up.address(options.host, options.port)} serves {names}; Ctrl-C stops everything")
         machine.run()
         _say("stopping")
     return 0
 
 
-def _default_model(config: str) -> str | None:
+def _default_model(configs: list[str]) -> str | None:
     """The tiny checkpoint for the tiny config, written on first use."""
-    if Path(config).stem != DEFAULT_CONFIG or os.environ.get("OMNIQUEUE_MODEL"):
+    if [Path(config).stem for config in configs] != [DEFAULT_CONFIG] or os.environ.get("OMNIQUEUE_MODEL"):
         return None
     from omniqueue import demo
 
@@ -209,12 +212,14 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _tiny(options: argparse.Namespace) -> int:
-    from omniqueue.engines import smollm2, tiny_glm_image
+    from omniqueue.engines import smollm2, tiny_diffusion, tiny_glm_image
 
     if options.architecture == "smollm2":
         smollm2.write(options.out, _say)
-    else:
+    elif options.architecture == "glm_image":
         tiny_glm_image.write(options.out, options.seed, _say)
+    else:
+        tiny_diffusion.write(options.architecture, options.out, options.seed, _say)
     _say(f"wrote    {options.out}")
     return 0
 

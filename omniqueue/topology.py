@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from omniqueue import errors
+
 #: A checkpoint's config file is small; a larger one is not read.
 _MAX_JSON_BYTES = 8 << 20
 
@@ -20,6 +22,15 @@ _MAX_JSON_BYTES = 8 << 20
 def shipped() -> Path:
     """The folder of the stage configs that come with the package."""
     return Path(str(resources.files("stage_configs")))
+
+
+def find_config(text: str) -> Path:
+    """A stage config by path, or by name among those that ship. Raises ConfigError."""
+    for path in (Path(text), shipped() / text, shipped() / f"{text}.yaml"):
+        if path.is_file():
+            return path.resolve()
+    names = ", ".join(sorted(path.stem for path in shipped().glob("*.yaml") if path.stem != "topologies"))
+    raise errors.ConfigError(f"There is no stage config {text}; give a path, or one that ships: {names}.")
 
 
 @functools.cache

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omniqueue import catalog, embedded, errors, media, payloads, settings, store
+from omniqueue import catalog, embedded, errors, media, payloads, settings, store, topology
 from omniqueue.child import Child, end_all
-from omniqueue.pipeline import Pipeline
+from omniqueue.pipeline import Pipeline, Stage
 
 Say = Callable[[str], None]
 
@@ -37,6 +37,7 @@ _WELL_S = 60.0
 class Options:
     """What the command line says."""
 
+    #: One stage config, or several with the path separator between them.
     config: str
     port: int = 8000
     host: str = "127.0.0.1"
@@ -54,7 +55,7 @@ class Options:
 
 
 class Machine:
-    """The parts of one pipeline on this machine."""
+    """The parts of one or several pipelines on this machine."""
 
     def __init__(self, options: Options, say: Say) -> None:
         self.options, self.say = options, say
@@ -73,13 +74,13 @@ class Machine:
 
     def start(self) -> None:
         """Start every part. Raises ConfigError for what is wrong with config or machine, before anything is started."""
-        config_path = find_config(self.options.config)
+        paths = [str(topology.find_config(name)) for name in self.options.config.split(os.pathsep)]
         self._claim_folder()
-        overrides = self._overrides(config_path)
+        overrides = self._overrides(os.pathsep.join(paths))
         os.environ.update(overrides)
         config = settings.load()
-        pipe = catalog.load(config).pipelines[0]
-        self._check(pipe, config)
+        self.pipes = catalog.load(config).pipelines
+        self._check(config)
         if self.options.redis_url is None:
             self.valkey = embedded.EmbeddedValkey(self.folder)
             self.valkey.start()
@@ -89,16 +90,30 @@ class Machine:
         self.payloads = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
         for name in self.payloads.sweep(lambda ids: set(), min_age_s=0.0):
             self.say(f"swept    {name}, left behind by an earlier run")
-        for stage in pipe.stages:
+        for stage in self.stages:
             for replica in range(self.options.replicas.get(stage.stage_id, stage.num_replicas)):
                 name = f"{stage.queue}.{replica}" if replica else stage.queue
                 self._add(name, worker_command(stage.queue), {"OMNIQUEUE_REPLICA": str(replica % stage.num_replicas)})
         self._add("router", router_command(self.options.host, self.options.port))
-        self.pipe = pipe
 
-    def _check(self, pipe: Pipeline, config: settings.Settings) -> None:
+    @property
+    def pipe(self) -> Pipeline:
+        """The first pipeline."""
+        return self.pipes[0]
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages of all pipelines."""
+        return [stage for pipe in self.pipes for stage in pipe.stages]
+
+    def _check(self, config: settings.Settings) -> None:
         """What every part would find by itself, and would be started again for in vain."""
+        pipe = self.pipe
         known = [stage.stage_id for stage in pipe.stages]
+        if self.options.replicas and len(self.pipes) > 1:
+            raise errors.ConfigError("--replicas is for one stage config; with several say num_replicas in them.")
+        if self.options.model and len(self.pipes) > 1:
+            raise errors.ConfigError("--model is for one stage config; with several say model in them.")
         for stage_id in self.options.replicas:
             if stage_id not in known:
                 raise errors.ConfigError(f"--replicas: {pipe.name} has no stage {stage_id}; it has {known}.")
@@ -107,9 +122,9 @@ class Machine:
             raise errors.ConfigError(f"OMNIQUEUE_SHM_DIR: {config.shm_dir} is not a folder that can be written to.")
         check_address(self.options.host, self.options.port)
 
-    def _overrides(self, config_path: Path) -> dict[str, str]:
+    def _overrides(self, configs: str) -> dict[str, str]:
         values = {
-            "OMNIQUEUE_STAGE_CONFIGS_PATH": str(config_path),
+            "OMNIQUEUE_STAGE_CONFIGS_PATH": configs,
             "OMNIQUEUE_REDIS_URL": self.options.redis_url or f"unix://{self.folder / 'valkey.sock'}?db=0",
             "OMNIQUEUE_MEDIA_FS_URL": os.environ.get("OMNIQUEUE_MEDIA_FS_URL") or f"file://{self.folder / 'media'}",
         }
@@ -162,7 +177,7 @@ class Machine:
         while not self._stopping.is_set():
             self.check()
             workers = self._workers()
-            missing = [s.queue for s in self.pipe.stages if not any(ready(w, s.stage_id) for w in workers)]
+            missing = [s.queue for s in self.stages if not any(ready(w, s.queue) for w in workers)]
             if not missing and self._router_listens():
                 return
             if time.monotonic() > deadline:
@@ -265,9 +280,9 @@ class Machine:
             self._lock.close()
 
 
-def ready(worker: dict[str, Any], stage_id: int) -> bool:
-    """True when an announcement is of a live replica of that stage."""
-    return bool(worker["stage_id"] == stage_id and worker["phase"] == "ready")
+def ready(worker: dict[str, Any], queue: str) -> bool:
+    """True when an announcement is of a live replica of that queue's stage."""
+    return bool(worker["queue"] == queue and worker["phase"] == "ready")
 
 
 def worker_command(queue: str) -> list[str]:
@@ -299,18 +314,6 @@ def check_address(host: str, port: int) -> None:
         raise errors.ConfigError(
             f"The router cannot listen on {address(host, port)}: {exc.strerror}; give another --host or --port."
         ) from exc
-
-
-def find_config(text: str) -> Path:
-    """A stage config by path, or by name among those that ship. Raises ConfigError."""
-    import stage_configs
-
-    shipped = Path(next(iter(stage_configs.__path__)))
-    for path in (Path(text), shipped / text, shipped / f"{text}.yaml"):
-        if path.is_file():
-            return path.resolve()
-    names = ", ".join(sorted(p.stem for p in shipped.glob("*.yaml") if p.stem != "topologies"))
-    raise errors.ConfigError(f"There is no stage config {text}; give a path, or one that ships: {names}.")
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reference.write_smollm2(tmp_path_factory.mktemp("smollm2") / "smollm2")
+    return reference.write_small("smollm2", tmp_path_factory.mktemp("smollm2") / "smollm2")
 
 
 @pytest.fixture(scope="session")

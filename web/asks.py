@@ -8,7 +8,7 @@ from typing import Any
 
 import flask
 
-from omniqueue import errors
+from omniqueue import errors, media
 from omniqueue.pipeline import Pipeline, Stage
 from web import files, schema, submission
 from web.services import Services
@@ -99,7 +99,18 @@ def _expected(services: Services, name: str) -> Iterator[None]:
     try:
         yield
     except errors.NotFound:
+        if _forgotten(services, media.job_of(name)):
+            raise
         raise errors.JobFailed(
             f"{name} was made, but it is not at {services.media.url} as this router sees it; OMNIQUEUE_MEDIA_FS_URL "
             "must name a place that the router and the last stage's workers share."
         ) from None
+
+
+def _forgotten(services: Services, job_id: str) -> bool:
+    """Whether the job was deleted while its file was asked for: files go a moment before their record."""
+    for _ in range(5):
+        if services.store.job(job_id) is None:
+            return True
+        services.stopping.wait(0.1)
+    return False

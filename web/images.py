@@ -12,7 +12,7 @@ import msgspec
 
 from omniqueue import errors, job, params, payloads, pictures, remote
 from omniqueue.pipeline import Pipeline
-from web import answers, decode, files, form, job_view, openai_format, openapi, schema, submission
+from web import answers, asks, decode, files, form, job_view, openai_format, openapi, schema, submission
 from web.services import Services, current
 
 blueprint = flask.Blueprint("images", __name__)
@@ -149,16 +149,6 @@ def _job(pipe: Pipeline, request: schema.Picture, more: Mapping[str, Any]) -> di
     return params.image_job(pipe, **fields, **more, model=model)
 
 
-def _read(services: Services, name: str) -> bytes:
-    try:
-        return services.media.read(name)
-    except errors.NotFound:
-        raise errors.JobFailed(
-            f"The picture {name} was made, but it is not at {services.media.url} as this router sees it; "
-            "OMNIQUEUE_MEDIA_FS_URL must name a place that the router and the last stage's workers share."
-        ) from None
-
-
 def _formatted(services: Services, record: job.Job, asked: schema.Awaited) -> Mapping[str, Any]:
     result, request = record.result or {}, record.request
     data = []
@@ -166,7 +156,7 @@ def _formatted(services: Services, record: job.Job, asked: schema.Awaited) -> Ma
         if asked.response_format == "url":
             picture = {"url": files.url(services, entry["file"])}
         else:
-            picture = {"b64_json": base64.b64encode(_read(services, entry["file"])).decode()}
+            picture = {"b64_json": base64.b64encode(asks.read(services, entry["file"])).decode()}
         data.append({**picture, "revised_prompt": None, "seed": entry.get("seed")})
     return {
         "created": int(record.finished_at or record.created_at),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import flask
@@ -36,8 +37,8 @@ def create() -> flask.Response:
 def index() -> flask.Response:
     """Jobs by creation time, the newest first unless ``order`` is asc; ``after`` is the last id of the page before."""
     services = current()
-    limit, ascending, after = _page(services)
-    found = _jobs(services, limit + 1, ascending, after)
+    limit, ascending, after = page(services.store.job)
+    found = listed(services, limit + 1, ascending, after)
     data = [job_view.of(services, record) for record in found[:limit]]
     return openai_format.reply(
         {
@@ -92,21 +93,21 @@ def _unknown(job_id: str) -> errors.NotFound:
     return errors.NotFound(f"There is no job {job_id[:100]!r}; it never existed or its time to live has passed.")
 
 
-def _page(services: Services) -> tuple[int, bool, job.Job | None]:
-    """limit, ascending and the job to go on after. Raises InvalidRequest."""
+def page(find: Callable[[str], job.Job | None]) -> tuple[int, bool, job.Job | None]:
+    """limit, ascending and the job to go on after, which ``find`` knows by its id. Raises InvalidRequest."""
     arguments = flask.request.args
     text, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_LIMIT):
         raise errors.InvalidRequest(f"limit must be a whole number from 1 to {_MAX_LIMIT}.", param="limit")
     if order not in ("asc", "desc"):
         raise errors.InvalidRequest("order must be asc or desc.", param="order")
-    start = services.store.job(after) if after is not None else None
+    start = find(after) if after is not None else None
     if after is not None and start is None:
-        raise errors.InvalidRequest(f"after must be the id of a job; there is no {after[:100]!r}.", param="after")
+        raise errors.InvalidRequest(f"after must be an id of this list; there is no {after[:100]!r}.", param="after")
     return int(text), order == "asc", start
 
 
-def _jobs(services: Services, count: int, ascending: bool, after: job.Job | None) -> list[job.Job]:
+def listed(services: Services, count: int, ascending: bool, after: job.Job | None) -> list[job.Job]:
     """Up to ``count`` jobs of all pipelines, in order."""
     bound = None if after is None else after.created_at
     found = [
@@ -125,6 +126,12 @@ def _order(record: job.Job) -> tuple[Any, ...]:
     return record.created_at, record.id
 
 
+#: The parameters of a list.
+PAGE = (
+    openapi.Parameter("limit", "query", Annotated[int, Meta(ge=1, le=_MAX_LIMIT)], "Entries on a page; 20."),
+    openapi.Parameter("order", "query", Literal["asc", "desc"], "desc: the newest first."),
+    openapi.Parameter("after", "query", Annotated[str, Meta(min_length=1)], "The last id of the page before."),
+)
 operations = (
     openapi.Operation(
         method="POST",
@@ -141,11 +148,7 @@ operations = (
         path="/v1/jobs",
         summary="Jobs by creation time",
         responses={200: answers.Jobs},
-        parameters=(
-            openapi.Parameter("limit", "query", Annotated[int, Meta(ge=1, le=_MAX_LIMIT)], "Jobs on a page; 20."),
-            openapi.Parameter("order", "query", Literal["asc", "desc"], "desc: the newest first."),
-            openapi.Parameter("after", "query", Annotated[str, Meta(min_length=1)], "The last id of the page before."),
-        ),
+        parameters=PAGE,
     ),
     openapi.Operation(
         method="GET",

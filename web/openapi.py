@@ -22,8 +22,12 @@ blueprint = flask.Blueprint("openapi", __name__)
 
 JSON = "application/json"
 FORM = "multipart/form-data"
+EVENTS = "text/event-stream"
 _KEY = "omniqueue.openapi"
 _TEMPLATE = "#/components/schemas/{name}"
+_BINARY = {"type": "string"}
+#: One server-sent event; a comment has neither.
+_EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 #: Statuses of errors that any route may answer with; 401 only where keys are asked for.
 _ANYWHERE = (400, 429, 500, 503)
@@ -214,7 +218,7 @@ def _responses(operation: Operation, schemas: Mapping[Any, Any], keys: bool) -> 
         content: dict[str, Any] = {}
         for part in parts(body):
             if isinstance(part, Content):
-                content |= {media_type: {"schema": {"type": "string"}} for media_type in part.media_types}
+                content |= {kind: {"schema": _EVENT if kind == EVENTS else _BINARY} for kind in part.media_types}
             else:
                 content[JSON] = {"schema": schemas[part]}
         made[str(status)] = {"description": _said(operation, status, body), "content": content}

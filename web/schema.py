@@ -17,6 +17,10 @@ from omniqueue import params
 MAX_TIMEOUT_S = 86_400.0
 
 Seconds = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
+#: Not blank (params.check_prompt), which the document says too.
+Prompt = Annotated[str, Meta(extra_json_schema={"minLength": 1, "pattern": r"\S"})]
+#: WIDTHxHEIGHT in pixels, or "auto" for the model's default (params.parse_size).
+Size = Annotated[str, Meta(extra_json_schema={"pattern": "^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$"})]
 Priority = Annotated[int, Meta(ge=0, le=9)]
 Scale = Annotated[float, Meta(ge=0, le=20)]
 #: A file of a form: PNG, JPEG or WebP.
@@ -41,11 +45,11 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 class Picture(Common, frozen=True, kw_only=True):
     """A picture from a prompt: the fields that the synchronous call and the job share."""
 
-    prompt: str
+    prompt: Prompt
     negative_prompt: str | None = None
     n: Annotated[int, Meta(ge=1)] = 1
-    #: WIDTHxHEIGHT in pixels, or "auto" for the model's default.
-    size: str | None = None
+    #: For an edit, "auto" is the size of the first picture.
+    size: Size | None = None
     seed: Annotated[int, Meta(ge=0, le=params.MAX_SEED)] | None = None
     num_inference_steps: Annotated[int, Meta(ge=1)] | None = None
     guidance_scale: Scale | None = None

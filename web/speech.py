@@ -103,7 +103,7 @@ def _answer(services: Services, request: schema_speech.Sound, ask: submission.As
     entry = _entry(record)
     answer = asks.file(services, entry["file"], content_type(entry))
     if request.stream or request.stream_format:
-        answer.content_length = None  # in pieces: the transfer's end is the end
+        answer.headers.pop("Content-Length", None)  # in pieces: the transfer's end is the end
     return answer
 
 

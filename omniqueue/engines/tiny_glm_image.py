@@ -8,13 +8,12 @@ the number of tokens. Its weights are scaled so that prompt, size, seed, steps a
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omniqueue import errors
+from omniqueue.engines import checkpoint
 
 #: Ids below are image tokens: the codebook, then 128 markers, of which the first two begin and end an image.
 CODEBOOK = 16384
@@ -47,20 +46,12 @@ def write(directory: Path, seed: int = 0, report: Callable[[str], None] = lambda
     The same ``seed`` gives the same weights. An interrupted call leaves nothing at ``directory``. Raises ConfigError
     when the folder holds something already, or when transformers or diffusers is not installed.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise errors.ConfigError(f"{directory} exists and is not an empty folder; name another one with --out.")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with checkpoint.folder(directory) as unfinished:
         report("importing torch, transformers and diffusers")
         pipeline = _pipeline(seed, report)
         report("saving")
         pipeline.save_pretrained(unfinished)
         _add_processor_config(unfinished)
-        unfinished.chmod(0o755)
-        unfinished.rename(directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return directory
 
 

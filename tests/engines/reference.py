@@ -42,9 +42,9 @@ def write_checkpoint(directory: Path) -> Path:
     return directory
 
 
-def write_smollm2(directory: Path) -> Path:
-    """Write SmolLM2 from its package, by the command that users have."""
-    command = [sys.executable, "-m", "omniqueue.cli", "tiny-checkpoint", "smollm2", "--out", str(directory)]
+def write_small(architecture: str, directory: Path) -> Path:
+    """Write one of the small checkpoints by the command that users have."""
+    command = [sys.executable, "-m", "omniqueue.cli", "tiny-checkpoint", architecture, "--out", str(directory)]
     subprocess.run(command, check=True, env=environment(), timeout=300, stderr=subprocess.DEVNULL)
     return directory
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from omniqueue import child as children
-from omniqueue import errors, up
+from omniqueue import errors, topology, up
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +121,7 @@ def test_what_a_killed_run_left_is_removed_but_not_what_another_redis_knows_of(t
 
 def test_only_pipelines_are_named_when_a_config_is_not_found() -> None:
     with pytest.raises(errors.ConfigError) as caught:
-        up.find_config("nonsense")
+        topology.find_config("nonsense")
     assert "fake_image" in caught.value.message
     assert "topologies" not in caught.value.message
 
@@ -193,3 +194,11 @@ def test_told_to_stop_before_it_is_ready_the_block_is_not_entered(
     with pytest.raises(KeyboardInterrupt), up.running(up.Options("fake_image", run_dir=tmp_path), silent):
         pytest.fail("entered")
     assert signal.getsignal(signal.SIGHUP) == before
+
+
+@pytest.mark.parametrize("more", [{"replicas": {0: 2}}, {"model": "/checkpoint"}])
+def test_what_is_said_of_one_pipeline_is_refused_with_several(tmp_path: Path, more: dict[str, Any]) -> None:
+    machine = up.Machine(up.Options(f"fake_text{os.pathsep}fake_video", run_dir=tmp_path, **more), lambda line: None)
+    with mock.patch.dict(os.environ), pytest.raises(errors.ConfigError, match="is for one stage config"):
+        machine.start()
+    machine.stop()
