@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -24,13 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omniqueue import errors
+from omniqueue import errors, segments
 
 PREFIX = "oq_"
 _MAGIC = b"OQP1"
 _ALIGN = 64
 #: Left free in the file system, so that one payload cannot fill it to the last page.
 _RESERVE_BYTES = 1 << 20
+
+#: Payloads from this size on are written into memory that was used before; a smaller one costs less in a new file.
+_RECYCLED_BYTES = 256 << 10
 
 #: Bytes per element, by the names that numpy and torch share.
 ITEM_BYTES = {
@@ -184,6 +188,7 @@ class PayloadStore:
         self.host = host or socket.gethostname()
         self.written_bytes = 0
         self._lock = threading.Lock()
+        self._segments = segments.Segments(self.directory, f"{PREFIX}{namespace}-")
 
     def name(self, job_id: str, stage_id: int, attempt: int) -> str:
         """The file name of one attempt's output: job, stage and attempt each keep to a key of their own."""
@@ -196,18 +201,13 @@ class PayloadStore:
     def put(self, name: str, items: Sequence[Item]) -> Reference:
         """Write a payload completely or not at all. Raises NoRoom when it does not fit, PayloadError otherwise."""
         head, buffers, total = _pack(items)
-        temporary = self.directory / f"{name}.part{os.getpid()}-{threading.get_ident()}"
         try:
-            free = self.free_bytes()
-            if total + _RESERVE_BYTES > free:
-                raise errors.NoRoom(self._no_room(total, free))
-            self._write(temporary, head, buffers, total)
-            os.rename(temporary, self.directory / name)
-        except BaseException as exc:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if not isinstance(exc, OSError):
-                raise
+            if total >= _RECYCLED_BYTES:
+                self._segments.write(self.directory / name, [(0, head), *buffers], total, self._check_room)
+            else:
+                self._check_room(total)
+                self._write(name, head, buffers, total)
+        except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise errors.NoRoom(self._no_room(total, self.free_bytes())) from exc
             raise errors.PayloadError(f"Could not write {name} to {self.directory}: {exc.strerror}.") from exc
@@ -215,17 +215,39 @@ class PayloadStore:
             self.written_bytes += total
         return Reference(name=name, nbytes=total, host=self.host)
 
-    @staticmethod
-    def _write(path: Path, head: bytes, buffers: Sequence[tuple[int, Buffer]], total: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    def _write(self, name: str, head: bytes, buffers: Sequence[tuple[int, Buffer]], total: int) -> None:
+        temporary = self.directory / f"{name}.part{os.getpid()}-{threading.get_ident()}"
         try:
-            # Claims the pages now: a full tmpfs then says ENOSPC here instead of SIGBUS at a later write.
-            os.posix_fallocate(descriptor, 0, total)
-            os.pwrite(descriptor, head, 0)
-            for offset, buffer in buffers:
-                _pwrite_all(descriptor, buffer, offset)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                # Claims the pages now: a full tmpfs then says ENOSPC here instead of SIGBUS at a later write.
+                os.posix_fallocate(descriptor, 0, total)
+                os.pwrite(descriptor, head, 0)
+                for offset, buffer in buffers:
+                    _pwrite_all(descriptor, buffer, offset)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, self.directory / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _check_room(self, total: int) -> None:
+        free = self.free_bytes()
+        if total + _RESERVE_BYTES > free:
+            self._segments.trim(0.0)
+            free = self.free_bytes()
+        if total + _RESERVE_BYTES > free:
+            raise errors.NoRoom(self._no_room(total, free))
+
+    def trim(self, idle_s: float = segments.IDLE_S) -> None:
+        """Give back the memory that this process keeps for its next payloads and has not used for so long."""
+        self._segments.trim(idle_s)
+
+    def close(self) -> None:
+        """Keep nothing for later; payloads stay until they are released. For a process that writes no more."""
+        self._segments.close()
 
     def _no_room(self, wanted: int, free: int) -> str:
         return (
@@ -244,15 +266,17 @@ class PayloadStore:
             raise errors.PayloadError(f"{reference.name!r} is not the name of a payload.")
         try:
             with open(self.directory / reference.name, "rb") as file:
+                # Held until the last view of the mapping is gone: till then its writer will not write it again.
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if (nbytes := os.fstat(file.fileno()).st_size) < reference.nbytes:
+                    raise errors.PayloadError(
+                        f"Payload {reference.name} has {nbytes:,} bytes instead of {reference.nbytes:,}."
+                    )
                 # Copy on write: torch takes it without a copy, and what an engine writes stays its own.
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapping = mmap.mmap(file.fileno(), reference.nbytes, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as exc:
             raise errors.PayloadError(f"Payload {reference.name} cannot be opened: {exc}.") from exc
         try:
-            if len(mapping) != reference.nbytes:
-                raise errors.PayloadError(
-                    f"Payload {reference.name} has {len(mapping):,} bytes instead of {reference.nbytes:,}."
-                )
             yield MappedPayload(mapping, reference.name)
         finally:
             # Views handed to an engine may outlive the block: then the mapping goes with the last of them.
@@ -281,20 +305,22 @@ class PayloadStore:
         old: dict[str, str] = {}
         for name in self.names():
             with contextlib.suppress(FileNotFoundError):
-                if now - os.stat(self.directory / name).st_mtime >= min_age_s:
+                if now - os.stat(self.directory / name).st_ctime >= min_age_s:
                     old[name] = job_of(name)
         live = is_live(set(old.values())) if old else set()
         gone = [name for name, job_id in old.items() if job_id not in live]
         self.release(gone)
+        self._segments.sweep()
         return gone
 
     def resident_bytes(self) -> int:
-        """Bytes that this deployment's payloads hold on this host."""
-        total = 0
-        for name in self.names():
+        """Bytes that this deployment's payloads hold on this host, and what is kept for the next ones."""
+        sizes = {}
+        for path in (*(self.directory / name for name in self.names()), *self._segments.paths()):
             with contextlib.suppress(FileNotFoundError):
-                total += os.stat(self.directory / name).st_size
-        return total
+                facts = os.stat(path)
+                sizes[facts.st_ino] = facts.st_size
+        return sum(sizes.values())
 
     def free_bytes(self) -> int:
         """Bytes free in the payload directory."""

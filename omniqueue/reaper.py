@@ -74,6 +74,8 @@ class Reaper:
             if self.store.lead(f"reap:{pipe.name}", self._me, LEAD_TTL_S):
                 self._bring_back(pipe)
                 self._forget(pipe)
+        if self.payloads is not None:
+            self.payloads.trim()
         if self.payloads is not None and time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
             self._swept_at = time.monotonic()
             if self.store.lead(f"sweep:{self.payloads.host}", self._me, SWEEP_INTERVAL_S * 2):

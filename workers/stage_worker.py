@@ -186,6 +186,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             _host.drain(settings.load().drain_grace_s, lambda: _terms > 1)
             self._pulse.stop()
             _host.close()
+            _host.payloads.close()
 
     terminate = stop
 

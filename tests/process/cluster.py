@@ -306,7 +306,9 @@ class Cluster:
         keys = [name for name in self.keys() if not name.startswith(expected)]
         media = self.folder / "media"
         torn = [path.name for path in media.glob("*.part")] if media.exists() else []
-        return self.payloads.names() + keys + torn
+        prefix = f"{payloads.PREFIX}{self.payloads.namespace}"
+        files = [name for name in os.listdir(self.payloads.directory) if name.startswith(prefix)]
+        return files + keys + torn
 
     def assert_nothing_left(self, timeout_s: float = 10.0) -> None:
         """Within the sweep interval only records are left."""

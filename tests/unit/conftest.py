@@ -28,7 +28,9 @@ def records(valkey: str) -> Iterator[store.Store]:
 def shm() -> Iterator[payloads.PayloadStore]:
     """A payload store in a folder of its own in shared memory."""
     with tempfile.TemporaryDirectory(prefix="oqtest-", dir="/dev/shm") as folder:
-        yield payloads.PayloadStore("cafe0123", folder, host="here")
+        store = payloads.PayloadStore("cafe0123", folder, host="here")
+        yield store
+        store.close()
 
 
 @pytest.fixture

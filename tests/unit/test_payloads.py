@@ -191,9 +191,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[PayloadStore]:
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], capture_output=True)
         if mounted.returncode:
             _pretend_small(monkeypatch, folder)
+        store = PayloadStore("cafe0123", folder, host="here")
         try:
-            yield PayloadStore("cafe0123", folder, host="here")
+            yield store
         finally:
+            store.close()
             if not mounted.returncode:
                 subprocess.run(["umount", folder], check=True)
 
@@ -342,10 +344,10 @@ def test_the_sweep_takes_what_is_over_and_leaves_the_rest(shm: PayloadStore) -> 
 
 
 def test_the_sweep_spares_what_was_written_just_now(shm: PayloadStore) -> None:
-    young = shm.put(shm.name("a" * 32, 0, 1), items()).name
     old = shm.put(shm.name("b" * 32, 0, 1), items()).name
-    os.utime(shm.directory / old, (time.time() - 60, time.time() - 60))
-    assert shm.sweep(lambda ids: set(), min_age_s=30) == [old]
+    time.sleep(0.5)
+    young = shm.put(shm.name("a" * 32, 0, 1), items()).name
+    assert shm.sweep(lambda ids: set(), min_age_s=0.4) == [old]
     assert shm.names() == [young]
 
 

@@ -248,6 +248,15 @@ def test_after_redis_was_away_a_lapse_is_nobodys_fault_for_a_lease_long(
     assert jobs_in(records, pipe.stages[0].queue) == [f"({job_id}, 0)"]
 
 
+def test_each_pass_gives_back_memory_that_is_kept_for_nothing(
+    one: Reaper, shm: PayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(shm, "trim", lambda: asked.append("trim"))
+    one.once()
+    assert asked == ["trim"]
+
+
 def test_a_reaper_without_payloads_or_media_does_the_rest(records: Store, pipe: Pipeline) -> None:
     job_id = submit(records, pipe)
     support.overdue(records, pipe, job_id)
