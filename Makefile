@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint up fuzz bench bench-ar clean
+.PHONY: demo test lint browser up fuzz bench bench-ar clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
 
-test: lint            ## every test, real engines included
+test: lint browser    ## every test, real engines included
 	$(BIN)/python -m pytest
+
+# The tests drive the page in a real browser; where it is missing, root may install it and others are told how.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { [ "$$(id -u)" = 0 ] && \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver; } || \
+		{ echo "The page's tests need a browser: apt-get install chromium chromium-driver"; exit 1; }
 
 lint: $(STAMP)        ## style and types
 	$(BIN)/ruff check .

@@ -7,20 +7,20 @@ from pathlib import Path
 import flask
 
 from omniqueue import catalog, celery_app, rate, settings
-from web import chat, decode, files, guard, health, images, jobs, models, openai_format, openapi, speech, videos
+from web import chat, decode, files, guard, health, images, jobs, models, openai_format, openapi, site, speech, videos
 from web.keys import Keys
 from web.services import Services, attach
 
 #: The families of endpoints: each has a blueprint and says its operations for the OpenAPI document.
-FAMILIES = (images, chat, speech, videos, jobs, models, files, health, openapi)
-_PAGE = Path(__file__).parent / "page"
+FAMILIES = (images, chat, speech, videos, jobs, models, files, health, openapi, site)
+_TEMPLATES = Path(__file__).parent / "page"
 
 
 def create_app(config: settings.Settings | None = None, known: catalog.Catalog | None = None) -> flask.Flask:
     """The WSGI application. Raises ConfigError when the environment or a stage config is not valid."""
     config = config or settings.load()
     celery_app.publish_only(config)
-    app = flask.Flask("omniqueue.web", static_folder=None, template_folder=str(_PAGE))
+    app = flask.Flask("omniqueue.web", static_folder=None, template_folder=str(_TEMPLATES))
     app.config["MAX_CONTENT_LENGTH"] = decode.READ_BYTES
     services, keys = Services.build(config, known or catalog.load(config)), Keys.load(config)
     attach(app, services)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import typing
@@ -113,12 +114,17 @@ def typed(value: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:
 
     Without ``strict`` numbers and booleans may be texts, as they are in forms.
     """
-    optional = {field.encode_name for field in msgspec.structs.fields(kind) if not field.required}
-    given = {name: entry for name, entry in value.items() if entry is not None or name not in optional}
+    given = {name: entry for name, entry in value.items() if entry is not None or name not in _optional(kind)}
     try:
         return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as exc:
         raise _invalid(str(exc), value, kind) from None
+
+
+@functools.cache
+def _optional(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The names of its fields that have a default; msgspec reads the annotations each time it is asked."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if not field.required)
 
 
 def _invalid(text: str, value: dict[str, Any], kind: type[msgspec.Struct]) -> errors.InvalidRequest:

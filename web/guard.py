@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import flask
 
@@ -14,10 +15,11 @@ from web.services import current
 _OPEN = "/health"
 #: A name or an address, and a port: it becomes part of the URLs in answers.
 _HOST = re.compile(r"([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-#: The page asks only this server, loads scripts and styles only from it, and is shown in no frame.
+#: The page asks only this server, loads scripts and styles only from it, and is shown in no frame. ``media`` is the
+#: public place of media, where there is one.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "media-src 'self' blob:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob: {media}; "
+    "media-src 'self' blob: {media}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -73,7 +75,9 @@ def _own_site(site: str | None) -> None:
 def _secure(response: flask.Response) -> flask.Response:
     response.headers.update(_HEADERS)
     if response.mimetype in ("text/html", "image/svg+xml"):
-        response.headers["Content-Security-Policy"] = _POLICY
+        place = urlsplit(current().config.media_http_url or "")
+        media = f"{place.scheme}://{place.netloc}" if place.netloc else ""
+        response.headers["Content-Security-Policy"] = _POLICY.format(media=media)
     if response.status_code == Unauthorized.status:
         # Basic, so that a browser asks its user for the key.
         response.headers["WWW-Authenticate"] = 'Basic realm="omniqueue: the API key is the password", charset="UTF-8"'
