@@ -6,7 +6,7 @@ import random
 import signal
 import time
 
-from tests.process.cluster import Cluster, eventually
+from tests.process.cluster import Cluster, Process, eventually
 from tests.process.load import Load
 
 LEASE_S = 2.0
@@ -45,11 +45,21 @@ def test_sigkill_of_the_only_replica_that_is_back_after_four_seconds_runs_no_ear
     assert set(load.attempts(0)) == {1}
 
 
+def _freeze_at_work(cluster: Cluster, worker: Process) -> bool:
+    """Stop it; let it go on, and False, when it had nothing in hand at that moment."""
+    worker.signal(signal.SIGSTOP)
+    stages = [job.stages[1] for job in cluster.store.jobs(cluster.pipe.name, 64)]
+    if any(stage.state == "running" and f".{worker.pid}." in (stage.worker or "") for stage in stages):
+        return True
+    worker.signal(signal.SIGCONT)
+    return False
+
+
 def test_a_frozen_replica_does_not_slow_the_other_and_changes_nothing_when_it_wakes(quick: Cluster) -> None:
     _, (frozen, _) = quick.workers(1, 2)
     with Load(quick, clients=16) as load:
         load.wait_for(50)
-        frozen.signal(signal.SIGSTOP)
+        eventually(lambda: _freeze_at_work(quick, frozen))
         time.sleep(LEASE_S + 2.0)
         busy = load.completed()
         time.sleep(2.0)

@@ -113,9 +113,10 @@ def test_the_router_imports_no_engine_and_no_worker() -> None:
             assert not [n for n in imports(tree) if n.startswith(("workers", "omniqueue.engines."))], path
 
 
-#: embedded.py waits for the server that it starts; connection.py says how to connect and names no key.
+#: embedded.py waits for the server that it starts; connection.py says how to connect and names no key; the bench
+#: measures Redis by itself.
 STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py"}
-REDIS_CLIENTS = STORE | {"omniqueue/connection.py", "omniqueue/embedded.py"}
+REDIS_CLIENTS = STORE | {"omniqueue/connection.py", "omniqueue/embedded.py", "bench/transport.py"}
 
 
 def test_the_store_alone_speaks_to_redis() -> None:
@@ -151,12 +152,12 @@ def test_payloads_alone_names_segments() -> None:
 
 
 def test_payloads_alone_opens_shared_memory() -> None:
-    assert users("mmap") == {"omniqueue/payloads.py"}
+    assert users("mmap") == {"omniqueue/payloads.py", "omniqueue/segments.py"}
     assert users("multiprocessing.shared_memory") == set()
 
 
-#: up.py and demo.py ask our own router on this machine, and nothing else; remote.py opens what a client names.
-HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py"}
+#: up.py, demo.py and the bench ask our own router on this machine, and nothing else; remote.py opens what a client names.
+HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py", "bench/transport.py"}
 
 
 def test_media_alone_opens_urls() -> None:
