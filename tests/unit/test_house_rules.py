@@ -156,7 +156,7 @@ def test_payloads_alone_opens_shared_memory() -> None:
     assert users("multiprocessing.shared_memory") == set()
 
 
-#: up.py, demo.py and the bench ask our own router on this machine, and nothing else; remote.py opens what a client names.
+#: up.py, demo.py and the bench ask our own router on this machine; remote.py opens what a client names.
 HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py", "bench/transport.py"}
 
 
