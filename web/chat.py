@@ -80,6 +80,10 @@ def _check(pipe: Pipeline, request: schema_chat.ChatCompletion, kinds: tuple[str
         asks.refuse(request, _PICTURE_ONLY, "is for pictures, which this model or request has none of")
     if "audio" not in kinds:
         asks.refuse(request, ("audio",), "is for answers with sound, which this is not")
+    if asks.text_stage(pipe) is None and len(request.messages) > 1:
+        raise errors.InvalidRequest(
+            "messages: this model does not converse; it answers one message of the user.", param="messages"
+        )
     if request.stream_options is not None and not request.stream:
         raise errors.InvalidRequest("stream_options needs stream.", param="stream_options")
     if request.top_logprobs is not None and not request.logprobs:

@@ -183,6 +183,7 @@ BAD = [
     ({"guidance_scale": 2.0}, "guidance_scale"),
     ({"model": "fake-image", "temperature": 1.0}, "temperature"),
     ({"model": "fake-image", "size": "63x64"}, "size"),
+    ({"model": "fake-image", "messages": [{"role": "user", "content": "x"}] * 2}, "messages"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": True}, "temperature"),
