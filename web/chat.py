@@ -146,16 +146,17 @@ def formatted(services: Services, record: job.Job) -> dict[str, Any]:
     """The chat completion of a job that has succeeded."""
     entries = written(services, record)
     return {
-        **head(services, record.id, record.request, record.created_at, "chat.completion"),
+        **head(
+            services.catalog.named(record.pipeline), record.id, record.request, record.created_at, "chat.completion"
+        ),
         "choices": [_choice(services, record, index, entry) for index, entry in enumerate(entries)],
         "usage": usage(entries),
         **submission.warnings(services.catalog.named(record.pipeline), record),
     }
 
 
-def head(services: Services, job_id: str, request: Mapping[str, Any], created: float, kind: str) -> dict[str, Any]:
+def head(pipe: Pipeline, job_id: str, request: Mapping[str, Any], created: float, kind: str) -> dict[str, Any]:
     """What a completion and each of its chunks begin with."""
-    pipe = services.catalog.for_model(request["model"])
     facts = {"id": f"chatcmpl-{job_id}", "object": kind, "created": int(created), "model": request["model"]}
     return {**facts, "system_fingerprint": f"fp_{pipe.fingerprint}"}
 

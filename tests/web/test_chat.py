@@ -404,3 +404,8 @@ def test_what_was_missed_comes_with_the_result(unmanned: Live, monkeypatch: pyte
 
 def test_the_size_of_a_sounds_pieces_leaves_no_padding_inside() -> None:
     assert chat_stream._SOUND_BYTES % 3 == 0
+
+
+def test_without_a_model_the_first_that_writes_answers(valkey: str, tmp_path: Path) -> None:
+    with live.running(valkey, tmp_path, live.shipped("fake_image"), live.shipped("fake_text")) as served:
+        assert complete(served)["model"] == "fake-text"
