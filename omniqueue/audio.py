@@ -142,7 +142,8 @@ def _compressed(frames: Iterable[Any], output_format: str, rate: int, channels: 
     container_name, codec, _ = _CODECS[output_format]
     file = io.BytesIO()
     made = 0
-    with av.open(file, "w", format=container_name) as container:
+    # Bit-exact: an Ogg file would otherwise have a number of its own drawn at random.
+    with av.open(file, "w", format=container_name, options={"fflags": "+bitexact"}) as container:
         stream: Any = container.add_stream(codec, rate=rate, layout=_LAYOUTS[channels])
         for frame in frames:
             made += frame.samples

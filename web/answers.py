@@ -160,6 +160,15 @@ class Sizes(Answer, frozen=True, kw_only=True):
     default: str
 
 
+class Frames(Answer, frozen=True, kw_only=True):
+    """The videos a model can make: with a ``step`` above 1, one frame more than a multiple of it."""
+
+    step: int
+    max: int
+    default: int
+    fps: float
+
+
 class Model(Answer, frozen=True, kw_only=True):
     """A name that a request may give as ``model``, and what its pipeline can make."""
 
@@ -171,6 +180,11 @@ class Model(Answer, frozen=True, kw_only=True):
     pipeline: str
     output_types: list[str]
     size: Sizes
+    frames: Frames
+    #: What speech may ask for as ``voice``.
+    voices: list[str]
+    #: Longest sound that one request may ask for, in seconds.
+    max_audio_s: float
     max_n: int
     #: Most pictures that one request may bring to be edited; 0 when the model edits none.
     max_images: int

@@ -20,14 +20,15 @@ def outputs(pipe: Pipeline) -> list[str]:
 
 
 def pipeline(services: Services, model: str | None, kinds: tuple[str, ...], what: str) -> Pipeline:
-    """The pipeline of that name; without one the first that makes any of ``kinds``.
+    """The pipeline of that name; without one the first that makes the first of ``kinds`` that any makes.
 
     Raises ModelNotFound, and InvalidRequest for a model that makes none of them.
     """
     named = [services.catalog.for_model(model)] if model is not None else services.catalog.pipelines
-    for pipe in named:
-        if any(kind in kinds for kind in outputs(pipe)):
-            return pipe
+    for kind in kinds:
+        for pipe in named:
+            if kind in outputs(pipe):
+                return pipe
     raise errors.InvalidRequest(f"{model or 'No model here'} does not make {what}.", param="model")
 
 

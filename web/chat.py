@@ -80,6 +80,10 @@ def _check(pipe: Pipeline, request: schema_chat.ChatCompletion, kinds: tuple[str
         asks.refuse(request, _PICTURE_ONLY, "is for pictures, which this model or request has none of")
     if "audio" not in kinds:
         asks.refuse(request, ("audio",), "is for answers with sound, which this is not")
+    if asks.text_stage(pipe) is None and len(request.messages) > 1:
+        raise errors.InvalidRequest(
+            "messages: this model does not converse; it answers one message of the user.", param="messages"
+        )
     if request.stream_options is not None and not request.stream:
         raise errors.InvalidRequest("stream_options needs stream.", param="stream_options")
     if request.top_logprobs is not None and not request.logprobs:
@@ -142,16 +146,17 @@ def formatted(services: Services, record: job.Job) -> dict[str, Any]:
     """The chat completion of a job that has succeeded."""
     entries = written(services, record)
     return {
-        **head(services, record.id, record.request, record.created_at, "chat.completion"),
+        **head(
+            services.catalog.named(record.pipeline), record.id, record.request, record.created_at, "chat.completion"
+        ),
         "choices": [_choice(services, record, index, entry) for index, entry in enumerate(entries)],
         "usage": usage(entries),
         **submission.warnings(services.catalog.named(record.pipeline), record),
     }
 
 
-def head(services: Services, job_id: str, request: Mapping[str, Any], created: float, kind: str) -> dict[str, Any]:
+def head(pipe: Pipeline, job_id: str, request: Mapping[str, Any], created: float, kind: str) -> dict[str, Any]:
     """What a completion and each of its chunks begin with."""
-    pipe = services.catalog.for_model(request["model"])
     facts = {"id": f"chatcmpl-{job_id}", "object": kind, "created": int(created), "model": request["model"]}
     return {**facts, "system_fingerprint": f"fp_{pipe.fingerprint}"}
 

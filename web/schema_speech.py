@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from omniqueue import audio, params
-from web import schema
+from web import answers, schema
 
 SLOWEST, FASTEST = audio.SPEED
 LOWEST_HZ, HIGHEST_HZ = audio.RATES
@@ -56,3 +56,9 @@ class AudioGeneration(Sound, frozen=True, kw_only=True):
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     guidance_scale: Annotated[float, Meta(gt=0, le=1000)] | None = None
+
+
+class Voices(answers.Answer, frozen=True, kw_only=True):
+    """The names that ``voice`` may be; ``default`` is every model's own."""
+
+    voices: list[str]

@@ -93,6 +93,14 @@ def _length(last: Stage, request: schema_speech.AudioGeneration) -> dict[str, An
     return {str(last.stage_id): {"extra_args": {**last.default_sampling_params.get("extra_args", {}), **span}}}
 
 
+@blueprint.get("/v1/audio/voices")
+def voices() -> flask.Response:
+    """What ``voice`` may be, for the model that ``model`` names."""
+    services = current()
+    pipe = asks.pipeline(services, flask.request.args.get("model"), ("audio",), "sound")
+    return openai_format.reply({"voices": list(pipe.voices)})
+
+
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +161,15 @@ def _data(body: Any) -> bytes:
 
 
 _MADE = openapi.Content((*audio.TYPES.values(), "text/event-stream"), "The sound; with stream_format sse, events.")
-operations = tuple(
+_VOICES = openapi.Operation(
+    method="GET",
+    path="/v1/audio/voices",
+    summary="What a model can be asked for as voice",
+    responses={200: schema_speech.Voices},
+    parameters=(openapi.Parameter("model", "query", str, "A served model name; without it the first that speaks."),),
+    errors=(404,),
+)
+_SOUNDS = tuple(
     openapi.Operation(
         method="POST",
         path=path,
@@ -169,3 +185,4 @@ operations = tuple(
         ("/v1/audio/generate", "Make a sound from a description", schema_speech.AudioGeneration),
     )
 )
+operations = (_VOICES, *_SOUNDS)

@@ -64,6 +64,8 @@ def sync() -> flask.Response:
     services = current()
     as_form = flask.request.mimetype == openapi.FORM
     request = form.body(schema_video.VideoForm) if as_form else decode.body(schema_video.Video)
+    if isinstance(request, schema_video.Video):
+        asks.refuse(request, ("response_format",), "has no place here: the answer is the file itself")
     record = submission.complete(services, ask_for(services, request))
     return asks.file(services, _file(record)["file"], _file(record)["content_type"])
 

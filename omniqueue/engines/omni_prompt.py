@@ -55,6 +55,17 @@ def _pictures(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     return made
 
 
+def conversed(job: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The job with its conversation as ``prompt``. Raises EngineRejected when the model has no template for it."""
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in job["messages"]], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as exc:  # a template is a program that comes with the model, and may raise anything
+        raise errors.EngineRejected(f"messages: the model's chat template refuses them: {exc}") from exc
+    return {**job, "prompt": text}
+
+
 def from_sources(
     request: StageRequest,
     input_sources: Sequence[int],

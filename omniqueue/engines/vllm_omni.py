@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -112,13 +113,27 @@ class VllmOmniEngine:
             self._running[request.request_id] = task
         try:
             params, limit = self._params(request)
-            prompt = self._prompt(request, params)
+            prompt = self._prompt(await self._conversed(request), params)
             progress(0, 0)
             with self._steps.listen(request.request_id, self._on_loop(progress)):
                 output = await self._stoppable(request.request_id, prompt, params)
             return self._output(output, params, limit)
         finally:
             self._running.pop(request.request_id, None)
+
+    async def _conversed(self, request: StageRequest) -> StageRequest:
+        """A conversation as a prompt, by the chat template of the first stage's model, when that one writes text."""
+        if request.job.get("voice"):
+            raise errors.EngineRejected("voice: vLLM-Omni's models are not given one here yet.", param="voice")
+        first = self._stage is not None and not self._stage.input_sources
+        if (
+            "messages" not in request.job
+            or self._diffusion
+            or not first
+            or request.job.get("kind") in ("image", "video")
+        ):
+            return request
+        return dataclasses.replace(request, job=omni_prompt.conversed(request.job, await self._omni.get_tokenizer()))
 
     def _params(self, request: StageRequest) -> tuple[Any, int | None]:
         params = omni_params.resolve(

@@ -120,3 +120,21 @@ def test_a_restored_output_has_tokens_text_and_reason_where_processors_look() ->
 
 def test_a_restored_output_without_tensors_has_no_multimodal_output() -> None:
     assert omni_prompt.restore("r", StageOutput({"token_ids": [1]})).multimodal_output is None
+
+
+class Template:
+    """A tokenizer as far as conversations are concerned."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> str:
+        assert options == {"tokenize": False, "add_generation_prompt": True}
+        if messages[0]["role"] == "system":
+            raise ValueError("no system messages")
+        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<assistant>"
+
+
+def test_a_conversation_becomes_a_prompt_by_the_models_template() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    job = {"messages": turns, "prompt": "c", "seed": 1}
+    assert omni_prompt.conversed(job, Template()) == {**job, "prompt": "<user>a<assistant>b<user>c<assistant>"}
+    with pytest.raises(errors.EngineRejected, match=r"messages: .*no system messages"):
+        omni_prompt.conversed({"messages": [{"role": "system", "content": "a"}]}, Template())

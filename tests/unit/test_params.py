@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniqueue import errors, params
-from omniqueue.pipeline import Pipeline, SizeRule, Stage
+from omniqueue.pipeline import FrameRule, Pipeline, SizeRule, Stage
 from tests.unit import support
 
 RULE = SizeRule(multiple=32, min_side=64, max_side=512, max_area=512 * 256, default=(256, 128))
@@ -180,3 +180,23 @@ def test_what_is_said_for_one_stage_wins_there_and_only_there() -> None:
 
 def test_no_parameter_belongs_to_both_families() -> None:
     assert not set(params.DIFFUSION_PARAMS) & set(params.LLM_PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps", "step", "count"),
+    [(4, 16, 1, 64), (4, 16, 4, 65), (0.01, 16, 4, 1), (0.1, 16, 4, 5), (1 / 3, 24, 1, 8), (5, 23.976, 1, 120)],
+)
+def test_a_length_is_the_smallest_number_of_frames_that_lasts_so_long(
+    seconds: float, fps: float, step: int, count: int
+) -> None:
+    rule = FrameRule(step=step, max_frames=500)
+    assert params.frames_of(seconds, fps, rule) == count
+    params.check_frames(count, rule)
+    assert count / fps >= seconds - 1e-6
+
+
+@pytest.mark.parametrize(("count", "step"), [(0, 1), (242, 1), (6, 4), (4, 4), (-1, 4)])
+def test_frames_that_a_model_does_not_make_are_refused(count: int, step: int) -> None:
+    with pytest.raises(errors.InvalidRequest) as refused:
+        params.check_frames(count, FrameRule(step=step))
+    assert refused.value.param == "num_frames"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,46 @@ def test_short_text_stays_in_the_record_and_long_text_becomes_a_file(place: medi
     (long,) = store(place, [StageOutput({"text": text, **data})], kind="text")["data"]
     assert place.read(long["file"]).decode() == text
     assert long == {**facts, "file": f"{JOB}-2-0.txt", "nbytes": 60_000, "content_type": "text/plain; charset=utf-8"}
+
+
+def test_logprobs_are_kept_when_asked_for_and_a_long_list_becomes_a_file(place: media.MediaStore) -> None:
+    entry = {"token": "a", "logprob": -0.5, "top": []}
+    (short,) = store(place, [StageOutput({"text": "a", "logprobs": [entry]})], kind="text", logprobs=True)["data"]
+    assert short["logprobs"] == [entry]
+    (long,) = store(place, [StageOutput({"text": "a", "logprobs": [entry] * 2000})], "text", logprobs=True)["data"]
+    assert long["content_type"] == "application/json"
+    assert json.loads(place.read(long["file"])) == {"text": "a", "logprobs": [entry] * 2000}
+    (without,) = store(place, [StageOutput({"text": "a", "logprobs": [entry]})], kind="text")["data"]
+    assert "logprobs" not in without
+    with pytest.raises(errors.EngineRejected, match="logprobs"):
+        store(place, [StageOutput({"text": "a"})], kind="text", logprobs=True)
+
+
+def test_sound_is_stored_as_asked(place: media.MediaStore) -> None:
+    sound = StageOutput({"sample_rate": 8000}, {"audio": Tensor("float32", (2, 8000), bytes(64_000))})
+    (entry,) = store(place, [sound], "audio", output_format="pcm", speed=2.0, sample_rate=16_000)["data"]
+    assert entry["content_type"] == "audio/pcm"
+    assert (entry["sample_rate"], entry["channels"]) == (16_000, 2)
+    assert entry["seconds"] == pytest.approx(0.5, rel=0.05)
+    assert len(place.read(entry["file"])) == entry["nbytes"] == round(entry["seconds"] * 16_000) * 4
+    (plain,) = store(place, [sound], "audio")["data"]
+    assert (plain["content_type"], plain["sample_rate"], plain["seconds"]) == ("audio/wav", 8000, 1.0)
+
+
+def test_video_is_stored_with_its_facts_and_must_be_what_was_asked(place: media.MediaStore) -> None:
+    clip = StageOutput({"fps": 12.0}, {"video": Tensor("uint8", (3, 16, 32, 3), bytes(3 * 16 * 32 * 3))})
+    (entry,) = store(place, [clip], "video", num_frames=3, width=32, height=16)["data"]
+    facts = {"width": 32, "height": 16, "num_frames": 3, "fps": 12.0, "seconds": 0.25, "content_type": "video/mp4"}
+    assert entry.items() >= facts.items()
+    assert store(place, [clip], "video", fps=6)["data"][0]["seconds"] == 0.5
+    with pytest.raises(errors.EngineError, match="frames, height, width"):
+        store(place, [clip], "video", num_frames=4, width=32, height=16)
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_an_output_without_sound_or_frames_is_the_engines_error(place: media.MediaStore, kind: str) -> None:
+    with pytest.raises(errors.EngineError, match="returned no"):
+        store(place, [picture()], kind)
 
 
 def test_what_cannot_be_stored_is_no_room_and_no_result(

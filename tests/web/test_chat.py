@@ -183,6 +183,7 @@ BAD = [
     ({"guidance_scale": 2.0}, "guidance_scale"),
     ({"model": "fake-image", "temperature": 1.0}, "temperature"),
     ({"model": "fake-image", "size": "63x64"}, "size"),
+    ({"model": "fake-image", "messages": [{"role": "user", "content": "x"}] * 2}, "messages"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": True}, "temperature"),
@@ -403,3 +404,8 @@ def test_what_was_missed_comes_with_the_result(unmanned: Live, monkeypatch: pyte
 
 def test_the_size_of_a_sounds_pieces_leaves_no_padding_inside() -> None:
     assert chat_stream._SOUND_BYTES % 3 == 0
+
+
+def test_without_a_model_the_first_that_writes_answers(valkey: str, tmp_path: Path) -> None:
+    with live.running(valkey, tmp_path, live.shipped("fake_image"), live.shipped("fake_text")) as served:
+        assert complete(served)["model"] == "fake-text"

@@ -109,6 +109,13 @@ def test_voices_differ_and_default_is_none(served: Live) -> None:
     assert made["default"] == say(served, seed=1).data
 
 
+def test_the_voices_of_a_model_can_be_asked_for(served: Live) -> None:
+    assert served.client.get("/v1/audio/voices").json == {"voices": ["alloy", "echo", "nova"]}
+    assert served.client.get("/v1/audio/voices?model=fake-sound").json == {"voices": []}
+    assert support.error_of(served.client.get("/v1/audio/voices?model=fake-text"), 400)["param"] == "model"
+    support.error_of(served.client.get("/v1/audio/voices?model=nope"), 404)
+
+
 def test_the_text_is_kept_from_the_result(served: Live) -> None:
     record = served.job(say(served, input="a b c"))
     [entry] = record.result["data"]
