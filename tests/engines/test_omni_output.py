@@ -146,3 +146,13 @@ def test_nan_pixels_do_not_become_black_in_diffusers() -> None:
         omni_output.refuse_nan_pixels()
         with pytest.raises(RuntimeWarning, match="invalid value"):
             VaeImageProcessor().postprocess(torch.full((1, 3, 8, 8), float("nan")), output_type="pil")
+
+
+def test_both_channels_of_a_stereo_sound_are_kept_and_its_pieces_joined() -> None:
+    import torch
+
+    left, right = torch.arange(4.0), -torch.arange(4.0)
+    whole = sound(audio=torch.stack([left, right])[None]).tensors["audio"]
+    assert whole.shape == (2, 4)
+    assert memoryview(whole.buffer).cast("B").cast("f").tolist() == [0, 1, 2, 3, 0, -1, -2, -3]
+    assert sound(audio=[torch.ones(1, 2, 3), torch.ones(1, 2, 5)]).tensors["audio"].shape == (2, 8)

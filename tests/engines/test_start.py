@@ -65,3 +65,8 @@ def test_closing_twice_or_before_the_start_is_fine() -> None:
     engine = VllmOmniEngine()
     engine.close()
     engine.close()
+
+
+def test_a_voice_is_refused_since_no_model_is_told_of_it() -> None:
+    with pytest.raises(errors.EngineRejected, match="voice"):
+        asyncio.run(VllmOmniEngine()._conversed(StageRequest("r", {"voice": "nova"}, 0, {}, {})))

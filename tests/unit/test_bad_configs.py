@@ -214,6 +214,12 @@ BAD: list[tuple[str, str, str]] = [
     ),
     # Sizes.
     (FAKE % "" + "size: {default: big}\n", "size.default", "is big"),
+    (FAKE % "" + "video: {frame_step: 4, default_frames: 6}\n", "video.default_frames", "a multiple of 4"),
+    (FAKE % "" + "video: {max_frames: 8, default_frames: 9}\n", "video.default_frames", "from 1 to 8 frames"),
+    (FAKE % "" + "video: {frames: 8}\n", "video.frames", "did you mean"),
+    (FAKE % "" + "video: {fps: 0}\n", "video.fps", "must be a number from 1 to 240"),
+    (FAKE % "" + "voices: [nova, nova]\n", "voices", "names one thing twice"),
+    (FAKE % "" + "max_audio_s: 0\n", "max_audio_s", "must be a number more than 0"),
     (FAKE % "" + "size: {multiple: 32, default: 100x64}\n", "size.default", "must be multiples of 32"),
     (FAKE % "" + "size: {max_side: 512}\n", "size.default", "is 1024x1024, which the other limits do not allow"),
     (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from omniqueue import configfile, errors, topology
-from omniqueue.pipeline import Pipeline, SizeRule
+from omniqueue.pipeline import FrameRule, Pipeline, SizeRule
 
 SHIPPED = sorted(path.name for path in topology.shipped().glob("*.yaml") if path.name != "topologies.yaml")
 
@@ -192,6 +192,16 @@ def test_a_key_without_a_value_is_a_key_left_out(tmp_path: Path) -> None:
 def test_the_default_size_is_the_diffusion_stages_own(tmp_path: Path) -> None:
     stage = "{stage_id: 1, default_sampling_params: {width: 512, height: 256}}"
     assert load(tmp_path, f"pipeline: glm_image\nstages: [{stage}]\n").size.default == (512, 256)
+
+
+def test_the_frames_of_a_video_are_the_files_or_the_diffusion_stages_own(tmp_path: Path) -> None:
+    stage = "{stage_id: 0, engine: fake, final_output_type: video}"
+    assert load(tmp_path, f"stages: [{stage}]\n").frames == FrameRule()
+    said = "video: {frame_step: 4, max_frames: 81, default_frames: 33, fps: 24}\n"
+    assert load(tmp_path, f"{said}stages: [{stage}]\n").frames == FrameRule(4, 81, 33, 24.0)
+    wan = load(tmp_path, "base_config: wan.yaml\n")
+    assert wan.frames == FrameRule(4, 129, 81, 16.0)
+    assert (wan.name, wan.stages[0].final_output_type) == ("wan2_2_ti2v", "video")
 
 
 def test_sizes_do_not_matter_where_there_are_no_pictures(tmp_path: Path) -> None:

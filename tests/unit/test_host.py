@@ -142,6 +142,35 @@ def test_two_stages_turn_a_job_into_files(records: Store, pipe: Pipeline, host_o
     assert shm.names() == []  # released as soon as the job is over
 
 
+def test_a_job_that_asks_for_less_ends_at_an_early_stage_and_its_chain_too(
+    records: Store, pipe: Pipeline, host_of: HostOf, shm: PayloadStore
+) -> None:
+    writer = support.with_stage(pipe, 0, final_output=True, final_output_type="text")
+    job_id = submit(records, writer, last_stage=0)
+    assert not tasks.attempt_stage(host_of(writer, 0), job_id, 0)
+    record = job(records, job_id)
+    assert (record.state, [stage.state for stage in record.stages]) == (JobState.SUCCEEDED, ["done", ""])
+    assert record.result is not None
+    assert record.result["kind"] == "text"
+    assert shm.names() == []
+
+
+def test_what_an_early_stage_wrote_comes_with_the_last_ones_output(
+    records: Store, pipe: Pipeline, host_of: HostOf
+) -> None:
+    writer = support.with_stage(pipe, 0, final_output=True, final_output_type="text")
+    words = {"modalities": ["text", "image"], "messages": [], "n": 2}
+    ids = [submit(records, writer, **words), submit(records, writer, n=2)]
+    first, last = host_of(writer, 0), host_of(writer, 1)
+    for job_id in ids:
+        assert tasks.attempt_stage(first, job_id, 0)
+        assert tasks.attempt_stage(last, job_id, 1)
+    with_words, without = (job(records, job_id).result or {} for job_id in ids)
+    assert [entry["text"] for entry in with_words["data"]] == [JOB["prompt"]] * 2
+    assert all(entry["file"].endswith(".png") for entry in with_words["data"])
+    assert not any("text" in entry for entry in without["data"])
+
+
 def test_a_finished_stage_is_passed_on_and_not_run_again(records: Store, pipe: Pipeline, host_of: HostOf) -> None:
     job_id = submit(records, pipe)
     host = host_of(pipe, 0)

@@ -316,6 +316,20 @@ def test_a_stream_that_breaks_ends_with_one_error_event(valkey: str, tmp_path: P
         assert "[DONE]" not in [data for _, data in found]
 
 
+def test_a_stream_that_comes_too_late_is_a_timeout(valkey: str, tmp_path: Path) -> None:
+    with live.running(valkey, tmp_path, live.shipped("fake_text", hang_on="HANG")) as served:
+        error = support.error_of(served.post(CHAT, json=body("HANG", stream=True, request_timeout_s=1)), 504)
+        assert error["code"] == "deadline_exceeded"
+
+
+def test_the_same_key_streams_the_same_answer_again(served: Live) -> None:
+    headers = {"Idempotency-Key": "stream-1"}
+    found = [live.events(served.post(CHAT, json=body(stream=True), headers=headers).response) for _ in range(2)]
+    first, second = ([json.loads(data) for _, data in one[:-1]] for one in found)
+    assert text_of(first) == text_of(second) == WORDS
+    assert first[0]["id"] == second[0]["id"]
+
+
 def test_silence_is_filled_with_comments(valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.3)
     with slow(valkey, tmp_path, steps=1, delay_s=1.5) as served:
