@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import socket
@@ -148,6 +149,9 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             model = config.model or host.pipe.model or ""
             loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
             check_topology(host.pipe, host.stage, loaded.topology if loaded else None)
+            # What an engine has loaded stays: walking through it at each collection would take a tenth of a hop.
+            gc.collect()
+            gc.freeze()
         except errors.OmniqueueError as exc:
             _cannot_serve(host, self._pulse, exc.message)
         except Exception as exc:  # a user's engine may raise anything; another start may go better
