@@ -149,7 +149,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             model = config.model or host.pipe.model or ""
             loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
             check_topology(host.pipe, host.stage, loaded.topology if loaded else None)
-            # What an engine has loaded stays: walking through it at each collection would take a tenth of a hop.
+            # What an engine has loaded stays: walking through it at each collection would take a twentieth of a hop.
             gc.collect()
             gc.freeze()
         except errors.OmniqueueError as exc:
