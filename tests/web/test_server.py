@@ -329,7 +329,10 @@ def test_sigterm_ends_event_streams_at_once(running: Server) -> None:
     assert json.loads(next(lines).removeprefix(b"data: "))["id"] == job_id
     started = time.monotonic()
     running.process.terminate()
-    assert all(line in (b"", b": keep-alive") for line in lines)
+    told = [line for line in lines if line not in (b"", b": keep-alive")]
+    assert told[0] == b"event: error"
+    error = json.loads(told[1].removeprefix(b"data: "))["error"]
+    assert (len(told), error["code"], job_id in error["message"]) == (2, "not_ready", True)
     assert time.monotonic() - started < 1.5  # well before the grace period of 2 s is over
     assert running.process.wait(10) == 0
 

@@ -161,7 +161,9 @@ function follow(job, id) {
   job.source = new EventSource(`/v1/jobs/${encodeURIComponent(id)}/events`);
   job.source.addEventListener("status", (event) => showJob(job, JSON.parse(event.data, exactly)));
   job.source.addEventListener("error", (event) => {
-    if (event.data) finish(JSON.parse(event.data).error.message, "bad");
+    const error = event.data ? JSON.parse(event.data).error : null;
+    // A router that shuts down ends its streams; the browser asks the next one by itself.
+    if (error && error.code !== "not_ready") finish(error.message, "bad");
     else if (current === job && job.source.readyState === EventSource.CLOSED) finish("The router closed the stream.", "bad");
     else if (current === job) say("The connection is lost; trying again …", "bad");
   });
