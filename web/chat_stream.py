@@ -115,6 +115,8 @@ class _Stream:
             yield _data("[DONE]")
         except errors.OmniqueueError as exc:
             yield events.event("error", openai_format.of_error(exc).body())
+        except Exception as exc:  # noqa: BLE001 - the status line is long gone, so this is the only way to say it
+            yield events.event("error", openai_format.of_crash(exc, flask.request.path).body())
 
     def _flush(self) -> Iterator[bytes]:
         for piece in self._ready:

@@ -154,6 +154,9 @@ def _pieces(services: Services, watch: submission.Watch) -> Iterator[bytes]:
             yield _data({"type": "speech.audio.done"})
     except errors.OmniqueueError as exc:
         yield events.event("error", {"type": "speech.audio.error", **openai_format.of_error(exc).body()})
+    except Exception as exc:  # noqa: BLE001 - the status line is long gone, so this is the only way to say it
+        problem = openai_format.of_crash(exc, flask.request.path)
+        yield events.event("error", {"type": "speech.audio.error", **problem.body()})
 
 
 def _data(body: Any) -> bytes:
