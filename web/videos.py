@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import flask
+from werkzeug.routing import BaseConverter
 
 from omniqueue import errors, job, params, store
 from omniqueue.pipeline import Pipeline
@@ -15,6 +16,18 @@ from web import asks, decode, files, form, job_view, jobs, openai_format, openap
 from web.services import Services, current
 
 blueprint = flask.Blueprint("videos", __name__)
+
+
+class VideoId(BaseConverter):
+    """Anything but "sync", which is a path of its own: it takes POST and nothing else."""
+
+    regex = r"(?!sync$)[^/]+"
+
+
+@blueprint.record
+def _converters(state: flask.blueprints.BlueprintSetupState) -> None:
+    state.app.url_map.converters["video"] = VideoId
+
 
 _PREFIX = "video_"
 #: How long DELETE waits for a worker to confirm that it has stopped, in seconds.
@@ -85,14 +98,14 @@ def index() -> flask.Response:
     return openai_format.reply({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
 
 
-@blueprint.get("/v1/videos/<video_id>")
+@blueprint.get("/v1/videos/<video:video_id>")
 def retrieve(video_id: str) -> flask.Response:
     """One video's job."""
     services = current()
     return openai_format.reply(view(services, _record(services, video_id)))
 
 
-@blueprint.get("/v1/videos/<video_id>/content")
+@blueprint.get("/v1/videos/<video:video_id>/content")
 def content(video_id: str) -> flask.Response:
     """The file."""
     services = current()
@@ -107,7 +120,7 @@ def content(video_id: str) -> flask.Response:
     return asks.file(services, entry["file"], entry["content_type"])
 
 
-@blueprint.delete("/v1/videos/<video_id>")
+@blueprint.delete("/v1/videos/<video:video_id>")
 def delete(video_id: str) -> flask.Response:
     """Forget a video and its file; one that is being made is stopped first."""
     services = current()

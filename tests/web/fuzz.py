@@ -21,8 +21,6 @@ from tests.web import live, support
 EXCLUDED = {
     # DELETE of a live job cancels it, and the job can be looked at until it is deleted a second time.
     "use_after_free",
-    # "sync" could be the id of a video, so /v1/videos/sync takes the methods of /v1/videos/{id} too.
-    "allow_header_conformance",
 }
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 

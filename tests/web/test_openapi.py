@@ -123,7 +123,9 @@ def table(document: dict[str, Any], name: str, without: str | None = None) -> st
         values = openapi.schema_text(entry).replace("|", "or")
         default = "required" if field in required else json.dumps(entry.get("default"))
         default = "" if default in ("null", "[]") else default
-        rows.append(f"| `{field}` | {'leave it out' if values == 'null' else values} | {default} | {openapi.said_of(entry)} |")
+        rows.append(
+            f"| `{field}` | {'leave it out' if values == 'null' else values} | {default} | {openapi.said_of(entry)} |"
+        )
     return "\n".join(rows)
 
 
