@@ -25,7 +25,7 @@ EXCLUDED = {
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 
 
-class _Handler(WSGIRequestHandler):
+class Handler(WSGIRequestHandler):
     """HTTP/1.1, and quiet."""
 
     protocol_version = "HTTP/1.1"
@@ -40,7 +40,7 @@ def serving(valkey: str, folder: Path) -> Iterator[str]:
     names = ("fake_image", "fake_text", "fake_speech", "fake_video")
     pipes = [live.shipped(name, delay_s=0, steps=1) for name in names]
     with live.running(valkey, folder, *pipes) as running:
-        server = make_server("127.0.0.1", 0, running.client.application, threaded=True, request_handler=_Handler)
+        server = make_server("127.0.0.1", 0, running.client.application, threaded=True, request_handler=Handler)
         stop = threading.Event()
         threads = [threading.Thread(target=server.serve_forever), threading.Thread(target=_beat, args=(running, stop))]
         for thread in threads:

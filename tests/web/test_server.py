@@ -179,13 +179,16 @@ def test_a_unix_socket_is_a_bind_address_too(valkey: str, tmp_path: Path) -> Non
     assert not path.exists()
 
 
-@pytest.mark.parametrize("what", ["no config", "no such file", "bad value", "no place for media"])
+@pytest.mark.parametrize("what", ["no config", "no such file", "bad value", "no place for media", "no key"])
 def test_a_bad_configuration_is_status_2_and_a_sentence(valkey: str, tmp_path: Path, what: str) -> None:
     environ = environment(valkey, tmp_path)
     if what == "no config":
         del environ["OMNIQUEUE_STAGE_CONFIGS_PATH"]
     elif what == "no such file":
         environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(tmp_path / "none.yaml")
+    elif what == "no key":
+        (tmp_path / "keys").write_text("# none yet")
+        environ["OMNIQUEUE_API_KEYS_FILE"] = str(tmp_path / "keys")
     elif what == "no place for media":
         environ["OMNIQUEUE_MEDIA_FS_URL"] = "nonsense://here"
     else:
