@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from werkzeug.serving import make_server
 
 from tests.process import cluster
 from tests.process.cluster import Cluster, eventually
@@ -258,21 +256,12 @@ def test_every_kind_of_answer_is_shown(driver: Any, valkey: str, tmp_path: Path)
 
 
 def test_with_an_api_key_the_browser_asks_for_it_and_the_page_works(driver: Any, valkey: str, tmp_path: Path) -> None:
-    with support.running(valkey, tmp_path, support.pipeline(), api_keys=("sk-one",)) as router, support.Workers(router):
-        server = make_server("127.0.0.1", 0, router.application, threaded=True, request_handler=fuzz.Handler)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            driver.get(f"http://127.0.0.1:{server.server_port}/health")
-            assert "ok" in driver.page_source
-            page = Page(driver, f"http://anybody:sk-one@127.0.0.1:{server.server_port}/")
-            make(page, prompt="An apple", size="64x64")
-            page.says("Done in", timeout_s=60)
-            eventually(lambda: page.script("return document.querySelector('#answer img').naturalWidth") == 64)
-        finally:
-            server.shutdown()
-            thread.join(10)
-            server.server_close()
+    locked = support.running(valkey, tmp_path, support.pipeline(), api_keys=("sk-one",))
+    with locked as router, support.Workers(router), support.listening(router.application) as url:
+        page = Page(driver, url.replace("//", "//anybody:sk-one@") + "/")
+        make(page, prompt="An apple", size="64x64")
+        page.says("Done in", timeout_s=60)
+        eventually(lambda: page.script("return document.querySelector('#answer img').naturalWidth") == 64)
 
 
 def test_the_page_of_the_document_shows(driver: Any, machine: Cluster) -> None:
