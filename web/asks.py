@@ -29,7 +29,8 @@ def pipeline(services: Services, model: str | None, kinds: tuple[str, ...], what
         for pipe in named:
             if kind in outputs(pipe):
                 return pipe
-    raise errors.InvalidRequest(f"{model or 'No model here'} does not make {what}.", param="model")
+    said = f"{model} does not make {what}." if model is not None else f"No model here makes {what}."
+    raise errors.InvalidRequest(said, param="model")
 
 
 def last_stage(pipe: Pipeline, kinds: tuple[str, ...]) -> Stage:

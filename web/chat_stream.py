@@ -9,6 +9,7 @@ already read ends the stream with an error, since there is no taking back.
 from __future__ import annotations
 
 import base64
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import msgspec
 from omniqueue import errors, job
 from web import asks, chat, events, openai_format, schema_chat, submission
 from web.services import Services
+
+log = logging.getLogger(__name__)
 
 #: Bytes of sound in one chunk; a multiple of three, so that each piece's base64 stands for itself.
 _SOUND_BYTES = 3 * 16 * 1024
@@ -115,6 +118,9 @@ class _Stream:
             yield _data("[DONE]")
         except errors.OmniqueueError as exc:
             yield events.event("error", openai_format.of_error(exc).body())
+        except Exception:  # the status line is long gone, so this is the only way to say it
+            log.exception("action=stream_crashed job=%s", self._watch.job_id)
+            yield events.event("error", openai_format.CRASHED.body())
 
     def _flush(self) -> Iterator[bytes]:
         for piece in self._ready:

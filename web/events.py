@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,10 @@ import flask
 import msgspec
 
 from omniqueue import errors, job
-from web import job_view, openai_format
+from web import job_view, openai_format, wait
 from web.services import Services
+
+log = logging.getLogger(__name__)
 
 #: How often the record is read, in seconds.
 POLL_S = 0.25
@@ -31,41 +34,53 @@ def response(services: Services, record: job.Job) -> flask.Response:
 
 
 def _events(services: Services, record: job.Job) -> Iterator[bytes]:
-    """The stream; the client leaving closes the generator at its next write, and so does the router's shutdown."""
-    latest: job.Job | None = record
+    """The stream, which has one last event whatever happens: a terminal status, or why there will be none."""
+    try:
+        yield from _changes(services, record)
+    except errors.OmniqueueError as exc:
+        yield event("error", openai_format.of_error(exc).body())
+    except Exception:  # the status line is long gone, so this is the only way to say it
+        log.exception("action=stream_crashed job=%s", record.id)
+        yield event("error", openai_format.CRASHED.body())
+
+
+def _changes(services: Services, record: job.Job) -> Iterator[bytes]:
+    """Statuses until the terminal one; the client leaving closes the generator at its next write.
+
+    Raises NotFound for a job that was deleted, JobExpired when nobody ended it, ShuttingDown.
+    """
     shown: dict[str, Any] = {}
     written_at = 0.0
     best = 0.0
     # By durations only: this host's clock need not agree with Redis's.
     ends_at = time.monotonic() + record.deadline - record.created_at + _GRACE_S
     while not services.stopping.is_set():
-        if latest is None:
-            yield event("error", openai_format.of_error(errors.NotFound(f"Job {record.id} was deleted.")).body())
-            return
-        view = job_view.of(services, latest)
-        # A stage that is tried again starts over; what has been shown does not go back.
-        best = view["progress"] = max(best, view["progress"])
+        if (view := _view(services, record.id, shown)) is None:
+            raise errors.NotFound(f"Job {record.id} was deleted.")
+        if view is not shown:
+            # A stage that is tried again starts over; what has been shown does not go back.
+            best = view["progress"] = max(best, view["progress"])
         if view != shown:
             yield event("status", view)
             shown, written_at = view, time.monotonic()
         elif time.monotonic() - written_at >= KEEP_ALIVE_S:
             yield b": keep-alive\n\n"
             written_at = time.monotonic()
-        if latest.state.terminal:
+        if shown and job.JobState(shown["status"]).terminal:
             return
         if time.monotonic() > ends_at:
-            yield event("error", openai_format.of_error(errors.JobExpired()).body())
-            return
+            raise errors.JobExpired()
         services.stopping.wait(POLL_S)
-        latest = _again(services, latest)
+    raise wait.ShuttingDown(record.id)
 
 
-def _again(services: Services, latest: job.Job) -> job.Job | None:
-    """The record as it is now; while Redis is away, as it was."""
+def _view(services: Services, job_id: str, shown: dict[str, Any]) -> dict[str, Any] | None:
+    """The job as it is now; while Redis is away, what was shown. None when there is no such job any more."""
     try:
-        return services.store.job(latest.id)
+        record = services.store.job(job_id)
+        return None if record is None else job_view.of(services, record)
     except errors.BrokerUnavailable:
-        return latest
+        return shown
 
 
 def event(name: str, body: Any) -> bytes:

@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 import flask
+from werkzeug.datastructures import Headers
 
 from omniqueue import errors, rate
 from web.keys import Keys, Unauthorized
@@ -58,7 +59,7 @@ def attach(app: flask.Flask, keys: Keys, limit: rate.RateLimit | None) -> None:
         if keys and request.path != _OPEN:
             who = keys.holder(request.headers.get("Authorization"))
         if request.method not in ("GET", "HEAD", "OPTIONS"):
-            _own_site(request.headers.get("Sec-Fetch-Site"))
+            _own_site(request.headers)
             if limit is not None and request.method == "POST" and (wait_s := limit.hit(who)):
                 raise TooMany(str(current().config.rate_limit), wait_s)
 
@@ -66,8 +67,11 @@ def attach(app: flask.Flask, keys: Keys, limit: rate.RateLimit | None) -> None:
     app.after_request(_secure)
 
 
-def _own_site(site: str | None) -> None:
+def _own_site(headers: Headers) -> None:
     """Browsers say whose page sends a request, and bring along the key that their user once gave."""
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site is None and origin is not None:  # they say the first over TLS and to localhost only
+        site = "same-origin" if origin.partition("://")[2] == headers.get("Host") else "cross-site"
     if site not in (None, "same-origin", "none"):
         raise CrossSite()
 

@@ -62,9 +62,7 @@ def ask_for(services: Services, request: schema.Picture, endpoint: str, **more: 
     """
     if isinstance(request, schema.Awaited) and request.stream:
         raise errors.InvalidRequest("stream is not possible for pictures; leave it out.", param="stream")
-    pipe = services.catalog.for_model(request.model)
-    if not any((stage.final_output_type or "image") == "image" for stage in pipe.final_stages):
-        raise errors.InvalidRequest(f"{request.model or pipe.name} does not make pictures.", param="model")
+    pipe = asks.pipeline(services, request.model, ("image",), "pictures")
     key = submission.idempotency_key(flask.request.headers.get("Idempotency-Key"))
     return submission.Ask(
         pipeline=pipe,
@@ -89,7 +87,7 @@ def _edit(services: Services, request: schema.ImageEdit) -> submission.Ask:
         "mask": True if mask is not None else None,
         "reference_image": True if request.reference_image is not None else None,
     }
-    pipe = services.catalog.for_model(request.model)
+    pipe = asks.pipeline(services, request.model, ("image",), "pictures")
     _check_count(pipe, len(uploads) + len(urls))
     ask = ask_for(services, request, "images.edits", **more)
     config = services.config

@@ -50,6 +50,10 @@ class Problem:
         return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+#: A fault of ours: the log has the details, the client a sentence.
+CRASHED = Problem(500, "The router failed; its log has the details.", "server_error", "internal_error")
+
+
 def reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> flask.Response:
     """A JSON response."""
     response = flask.Response(msgspec.json.encode(body) + b"\n", status, content_type="application/json")
@@ -132,4 +136,4 @@ def _on_http(exc: HTTPException) -> flask.Response | HTTPException:
 
 def _on_unexpected(exc: Exception) -> flask.Response:
     log.error("action=request_crashed path=%s", flask.request.path, exc_info=exc)
-    return error_reply(Problem(500, "The router failed; its log has the details.", "server_error", "internal_error"))
+    return error_reply(CRASHED)

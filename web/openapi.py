@@ -259,7 +259,13 @@ def openapi() -> flask.Response:
 @blueprint.get("/docs")
 def docs() -> str:
     """The document as a page, without a script."""
-    return flask.render_template("docs.html", document=flask.current_app.extensions[_KEY], schema_text=schema_text)
+    made = flask.current_app.extensions[_KEY]
+    return flask.render_template("docs.html", document=made, schema_text=schema_text, said_of=said_of)
+
+
+def said_of(schema: Mapping[str, Any]) -> str:
+    """What a field's schema says about it in words."""
+    return str(schema.get("description") or " ".join(filter(None, map(said_of, schema.get("anyOf", ())))))
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
@@ -270,7 +276,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
         return " or ".join(schema_text(part) for part in schema["anyOf"] if part != {"type": "null"}) or "null"
     if "enum" in schema:
         return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"])
-    said = str(schema.get("type", "anything"))
+    said = "file" if schema.get("format") == "binary" else str(schema.get("type", "anything"))
     if said == "array":
         said = f"list of {schema_text(schema.get('items', {}))}"
     limits = (("minimum", ">="), ("maximum", "<="), ("exclusiveMinimum", ">"), ("exclusiveMaximum", "<"))

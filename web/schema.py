@@ -18,9 +18,16 @@ MAX_TIMEOUT_S = 86_400.0
 
 Seconds = Annotated[float, Meta(ge=0.1, le=MAX_TIMEOUT_S)]
 #: Not blank (params.check_prompt), which the document says too.
-Prompt = Annotated[str, Meta(extra_json_schema={"minLength": 1, "pattern": r"\S"})]
+Prompt = Annotated[
+    str,
+    Meta(
+        description="Not blank; at most the model's max_prompt_chars.",
+        extra_json_schema={"minLength": 1, "pattern": r"\S"},
+    ),
+]
 #: WIDTHxHEIGHT in pixels, or "auto" for the model's default (params.parse_size).
 Size = Annotated[str, Meta(extra_json_schema={"pattern": "^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$"})]
+_EXTRA = "Where the model's extra_fields list it."
 Priority = Annotated[int, Meta(ge=0, le=9)]
 Scale = Annotated[float, Meta(ge=0, le=20)]
 #: A file of a form: PNG, JPEG or WebP.
@@ -32,40 +39,43 @@ Url = Annotated[str, Meta(max_length=500_000)]
 class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What every request that becomes a job may say."""
 
-    #: A served model name; without it the first pipeline serves.
-    model: str | None = None
-    #: The caller's own label; kept in the job's record, without any effect.
-    user: Annotated[str, Meta(max_length=256)] | None = None
-    #: Seconds until the job's deadline; the stage config's request_timeout_s otherwise.
-    request_timeout_s: Seconds | None = None
-    #: 0, the most urgent, to 9.
-    priority: Priority = 0
+    model: Annotated[str, Meta(description="A served name; without it the first model that can do it.")] | None = None
+    user: Annotated[str, Meta(max_length=256, description="A label of yours; kept with the job.")] | None = None
+    request_timeout_s: (
+        Annotated[Seconds, Meta(description="Seconds until the job's deadline; else the stage config's.")] | None
+    ) = None
+    priority: Annotated[Priority, Meta(description="0, the most urgent, to 9.")] = 0
 
 
 class Picture(Common, frozen=True, kw_only=True):
     """A picture from a prompt: the fields that the synchronous call and the job share."""
 
     prompt: Prompt
-    negative_prompt: str | None = None
-    n: Annotated[int, Meta(ge=1)] = 1
-    #: For an edit, "auto" is the size of the first picture.
-    size: Size | None = None
-    seed: Annotated[int, Meta(ge=0, le=params.MAX_SEED)] | None = None
-    num_inference_steps: Annotated[int, Meta(ge=1)] | None = None
+    negative_prompt: Annotated[str, Meta(description="What should not be in it.")] | None = None
+    n: Annotated[int, Meta(ge=1, description="How many; picture i has seed + i.")] = 1
+    size: (
+        Annotated[Size, Meta(description="WIDTHxHEIGHT, or auto: the model's own; of an edit, the first picture's.")]
+        | None
+    ) = None
+    seed: (
+        Annotated[int, Meta(ge=0, le=params.MAX_SEED, description="Drawn when left out; the answer tells it.")] | None
+    ) = None
+    num_inference_steps: Annotated[int, Meta(ge=1, description="At most the model's max_steps.")] | None = None
     guidance_scale: Scale | None = None
-    #: These three only where the model honours them: its stage config's extra_fields.
-    guidance_scale_2: Scale | None = None
-    true_cfg_scale: Scale | None = None
-    flow_shift: Annotated[float, Meta(ge=0, le=100)] | None = None
+    guidance_scale_2: Annotated[Scale, Meta(description=_EXTRA)] | None = None
+    true_cfg_scale: Annotated[Scale, Meta(description=_EXTRA)] | None = None
+    flow_shift: Annotated[float, Meta(ge=0, le=100, description=_EXTRA)] | None = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
-    #: Quality of jpeg and webp, 0 to 100; a lossless webp at 100. A png is never lossy.
-    output_compression: Annotated[int, Meta(ge=0, le=100)] = 100
-    #: One quality only: what num_inference_steps says.
-    quality: Literal["auto", "standard"] | None = None
-    #: Pictures have no transparency.
-    background: Literal["auto", "opaque"] | None = None
-    #: Nothing is moderated here.
-    moderation: Literal["auto", "low"] | None = None
+    output_compression: Annotated[
+        int, Meta(ge=0, le=100, description="Quality of jpeg and webp, which is lossless at 100; png is never lossy.")
+    ] = 100
+    quality: (
+        Annotated[Literal["auto", "standard"], Meta(description="Changes nothing: num_inference_steps says it.")] | None
+    ) = None
+    background: Annotated[Literal["auto", "opaque"], Meta(description="Changes nothing.")] | None = None
+    moderation: Annotated[Literal["auto", "low"], Meta(description="Changes nothing: nothing is moderated.")] | None = (
+        None
+    )
     #: No model here takes a style by name; it belongs into the prompt.
     style: None = None
 
@@ -73,13 +83,13 @@ class Picture(Common, frozen=True, kw_only=True):
 class Awaited(Picture, frozen=True, kw_only=True):
     """A picture whose request is answered when it is made."""
 
-    #: As OpenAI's current image models and vLLM-Omni answer; "url" has to be asked for.
-    response_format: Literal["b64_json", "url"] = "b64_json"
+    response_format: Annotated[
+        Literal["b64_json", "url"], Meta(description="The picture itself, or where to get it.")
+    ] = "b64_json"
     #: Partial pictures are not made, so a picture comes whole or not at all.
-    stream: Annotated[bool, Meta(extra_json_schema={"enum": [False]})] | None = None
-    partial_images: Literal[0] | None = None
-    #: Whether the answer tells how long each stage took.
-    return_stage_metrics: bool = False
+    stream: Annotated[bool, Meta(description="Pictures come whole.", extra_json_schema={"enum": [False]})] | None = None
+    partial_images: Annotated[Literal[0], Meta(description="Changes nothing.")] | None = None
+    return_stage_metrics: Annotated[bool, Meta(description="Tell how long each stage took, in metrics.")] = False
 
 
 class ImageGeneration(Awaited, frozen=True, kw_only=True):
@@ -89,16 +99,24 @@ class ImageGeneration(Awaited, frozen=True, kw_only=True):
 class ImageEdit(Awaited, frozen=True, kw_only=True):
     """POST /v1/images/edits: a form with the pictures as files, or by URL where the server allows that."""
 
-    image: Annotated[list[Upload], Meta(max_length=64)] = []
-    image_array: Annotated[list[Upload], Meta(max_length=64)] = msgspec.field(name="image[]", default_factory=list)
-    url: Annotated[list[Url], Meta(max_length=64)] = []
-    url_array: Annotated[list[Url], Meta(max_length=64)] = msgspec.field(name="url[]", default_factory=list)
-    #: As large as the first picture; OpenAI's name and vLLM-Omni's.
-    mask: Upload | None = None
-    mask_image: Upload | None = None
-    reference_image: Upload | None = None
-    #: How far from the first picture the result may go; only where the model honours it.
-    strength: Annotated[float, Meta(ge=0, le=1)] | None = None
+    image: Annotated[
+        list[Upload], Meta(max_length=64, description="The pictures, as files; it may come repeatedly.")
+    ] = []
+    image_array: Annotated[list[Upload], Meta(max_length=64, description="The same.")] = msgspec.field(
+        name="image[]", default_factory=list
+    )
+    url: Annotated[
+        list[Url], Meta(max_length=64, description="Pictures by data URL, or by http(s) where allowed.")
+    ] = []
+    url_array: Annotated[list[Url], Meta(max_length=64, description="The same.")] = msgspec.field(
+        name="url[]", default_factory=list
+    )
+    mask: Annotated[Upload, Meta(description=f"As large as the first picture. {_EXTRA}")] | None = None
+    mask_image: Annotated[Upload, Meta(description="Another name of mask.")] | None = None
+    reference_image: Annotated[Upload, Meta(description=_EXTRA)] | None = None
+    strength: (
+        Annotated[float, Meta(ge=0, le=1, description=f"How far from the first picture it may go. {_EXTRA}")] | None
+    ) = None
     #: No model here takes it.
     input_fidelity: None = None
 

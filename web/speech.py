@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from omniqueue import audio, errors, job, params
 from omniqueue.pipeline import Pipeline, Stage
 from web import asks, decode, events, openai_format, openapi, schema_speech, submission
 from web.services import Services, current
+
+log = logging.getLogger(__name__)
 
 blueprint = flask.Blueprint("speech", __name__)
 
@@ -154,6 +157,9 @@ def _pieces(services: Services, watch: submission.Watch) -> Iterator[bytes]:
             yield _data({"type": "speech.audio.done"})
     except errors.OmniqueueError as exc:
         yield events.event("error", {"type": "speech.audio.error", **openai_format.of_error(exc).body()})
+    except Exception:  # the status line is long gone, so this is the only way to say it
+        log.exception("action=stream_crashed job=%s", watch.job_id)
+        yield events.event("error", {"type": "speech.audio.error", **openai_format.CRASHED.body()})
 
 
 def _data(body: Any) -> bytes:

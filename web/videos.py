@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import flask
+from werkzeug.routing import BaseConverter
 
 from omniqueue import errors, job, params, store
 from omniqueue.pipeline import Pipeline
-from web import asks, decode, files, form, job_view, jobs, openai_format, openapi, schema_video, submission
+from web import asks, decode, form, jobs, openai_format, openapi, schema_video, submission, video_view
 from web.services import Services, current
 
 blueprint = flask.Blueprint("videos", __name__)
 
-_PREFIX = "video_"
+
+class VideoId(BaseConverter):
+    """Anything but "sync", which is a path of its own: it takes POST and nothing else."""
+
+    regex = r"(?!sync$)[^/]+"
+
+
+@blueprint.record
+def _converters(state: flask.blueprints.BlueprintSetupState) -> None:
+    state.app.url_map.converters["video"] = VideoId
+
+
 #: How long DELETE waits for a worker to confirm that it has stopped, in seconds.
 _STOP_S = 5.0
-_STATUS = {
-    job.JobState.QUEUED: "queued",
-    job.JobState.RUNNING: "in_progress",
-    job.JobState.CANCELLING: "in_progress",
-    job.JobState.SUCCEEDED: "completed",
-}
 _FIELDS = (
     "negative_prompt",
     "num_inference_steps",
@@ -55,7 +60,7 @@ def create() -> flask.Response:
     if request.nvext is None and request.response_format is None:
         return _accepted(services, ask)
     record = submission.complete(services, ask)
-    return openai_format.reply(_made(services, record, request.response_format or "url"))
+    return openai_format.reply(video_view.made(services, record, request.response_format or "url"))
 
 
 @blueprint.post("/v1/videos/sync")
@@ -67,7 +72,7 @@ def sync() -> flask.Response:
     if isinstance(request, schema_video.Video):
         asks.refuse(request, ("response_format",), "has no place here: the answer is the file itself")
     record = submission.complete(services, ask_for(services, request))
-    return asks.file(services, _file(record)["file"], _file(record)["content_type"])
+    return asks.file(services, video_view.file(record)["file"], video_view.file(record)["content_type"])
 
 
 @blueprint.get("/v1/videos")
@@ -80,19 +85,19 @@ def index() -> flask.Response:
         found.append(record)
         if len(found) > limit:
             break
-    data = [view(services, record) for record in found[:limit]]
+    data = [video_view.of(services, record) for record in found[:limit]]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return openai_format.reply({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
 
 
-@blueprint.get("/v1/videos/<video_id>")
+@blueprint.get("/v1/videos/<video:video_id>")
 def retrieve(video_id: str) -> flask.Response:
     """One video's job."""
     services = current()
-    return openai_format.reply(view(services, _record(services, video_id)))
+    return openai_format.reply(video_view.of(services, _record(services, video_id)))
 
 
-@blueprint.get("/v1/videos/<video_id>/content")
+@blueprint.get("/v1/videos/<video:video_id>/content")
 def content(video_id: str) -> flask.Response:
     """The file."""
     services = current()
@@ -100,14 +105,14 @@ def content(video_id: str) -> flask.Response:
     if flask.request.args.get("variant", "video") != "video":
         raise errors.InvalidRequest("variant must be 'video'; there are no others.", param="variant")
     if not record.state.terminal:
-        raise errors.NotFound(f"The video {video_id} is not made yet; its status is {_status(record)}.")
+        raise errors.NotFound(f"The video {video_id} is not made yet; its status is {video_view.status(record)}.")
     if record.state is not job.JobState.SUCCEEDED:
         raise NotMade(openai_format.job_error(record)["message"])
-    entry = _file(record)
+    entry = video_view.file(record)
     return asks.file(services, entry["file"], entry["content_type"])
 
 
-@blueprint.delete("/v1/videos/<video_id>")
+@blueprint.delete("/v1/videos/<video:video_id>")
 def delete(video_id: str) -> flask.Response:
     """Forget a video and its file; one that is being made is stopped first."""
     services = current()
@@ -211,12 +216,14 @@ def _frames(
 
 def _accepted(services: Services, ask: submission.Ask) -> flask.Response:
     job_id = submission.accept(services, ask, store.new_id()).job_id
-    return openai_format.reply(view(services, _record(services, _PREFIX + job_id)))
+    return openai_format.reply(video_view.of(services, _record(services, video_view.PREFIX + job_id)))
 
 
 def _find(services: Services, video_id: str) -> job.Job | None:
     """The record behind a video's id; other kinds of jobs are not found by it."""
-    record = services.store.job(video_id.removeprefix(_PREFIX)) if video_id.startswith(_PREFIX) else None
+    record = (
+        services.store.job(video_id.removeprefix(video_view.PREFIX)) if video_id.startswith(video_view.PREFIX) else None
+    )
     return record if record is not None and record.request.get("kind") == "video" else None
 
 
@@ -233,53 +240,6 @@ def _videos(services: Services, ascending: bool, after: job.Job | None) -> Itera
     while chunk := jobs.listed(services, 100, ascending, after):
         yield from (record for record in chunk if record.request.get("kind") == "video")
         after = chunk[-1]
-
-
-def _status(record: job.Job) -> str:
-    return _STATUS.get(record.state, "failed")
-
-
-def _file(record: job.Job) -> dict[str, Any]:
-    entry: dict[str, Any] = (record.result or {})["data"][0]
-    return entry
-
-
-def view(services: Services, record: job.Job) -> dict[str, Any]:
-    """The video object."""
-    pipe, asked = services.catalog.named(record.pipeline), record.request
-    failed = record.state.terminal and record.state is not job.JobState.SUCCEEDED
-    told = openai_format.job_error(record) if failed else None
-    ended = record.finished_at
-    return {
-        "id": _PREFIX + record.id,
-        "object": "video",
-        "model": asked["model"],
-        "status": _status(record),
-        "progress": int(100 * job_view.progress(record)),
-        "created_at": int(record.created_at),
-        "completed_at": int(ended) if ended is not None and not failed else None,
-        "expires_at": int(ended + pipe.result_ttl_s) if ended is not None else None,
-        "prompt": asked["prompt"],
-        "seconds": f"{asked['num_frames'] / asked['fps']:.10g}",
-        "size": f"{asked['width']}x{asked['height']}",
-        "fps": asked["fps"],
-        "num_frames": asked["num_frames"],
-        "seed": asked["seed"],
-        "error": {"code": told["code"], "message": told["message"]} if told is not None else None,
-        "remixed_from_video_id": None,
-        **submission.warnings(pipe, record),
-    }
-
-
-def _made(services: Services, record: job.Job, response_format: str) -> dict[str, Any]:
-    """The video object with the video in it, where Dynamo's clients look for it."""
-    entry = _file(record)
-    if response_format == "url":
-        data = {"url": files.url(services, entry["file"])}
-    else:
-        data = {"b64_json": base64.b64encode(asks.read(services, entry["file"])).decode()}
-    took_s = round(record.finished_at - record.created_at, 3) if record.finished_at else None
-    return {**view(services, record), "created": int(record.created_at), "data": [data], "inference_time_s": took_s}
 
 
 _ID = openapi.Parameter("video_id", "path", str, "A video's id.")

@@ -20,6 +20,13 @@ CONFIG = "glm_image_tiny.yaml"
 #: Bit equality needs equal thread counts: sums are not associative.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 _WRITE = "import sys, pathlib; from omniqueue.engines import tiny_glm_image as t; t.write(pathlib.Path(sys.argv[1]))"
+_WRITE_DIFFUSION = """
+import sys, pathlib
+from omniqueue.engines import tiny_diffusion
+for argument in sys.argv[1:]:
+    name, _, path = argument.partition("=")
+    tiny_diffusion.write(name, pathlib.Path(path))
+"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,20 @@ def write_small(architecture: str, directory: Path) -> Path:
     command = [sys.executable, "-m", "omniqueue.cli", "tiny-checkpoint", architecture, "--out", str(directory)]
     subprocess.run(command, check=True, env=environment(), timeout=300, stderr=subprocess.DEVNULL)
     return directory
+
+
+def write_tiny_diffusion(directory: Path) -> dict[str, Path]:
+    """Write a video's and a sound's checkpoint in one process: importing the libraries takes longest."""
+    paths = {name: directory / name for name in ("wan", "stable_audio")}
+    arguments = [f"{name}={path}" for name, path in paths.items()]
+    subprocess.run(
+        [sys.executable, "-c", _WRITE_DIFFUSION, *arguments],
+        check=True,
+        env=environment(),
+        timeout=300,
+        stderr=subprocess.DEVNULL,
+    )
+    return paths
 
 
 def pipeline(checkpoint: Path, config: str = CONFIG) -> Pipeline:

@@ -9,6 +9,7 @@ import pytest
 from omniqueue import errors
 from omniqueue.engines import omni_prompt
 from omniqueue.engines.base import StageOutput, StageRequest
+from omniqueue.payloads import Tensor
 
 JOB = {"kind": "image", "prompt": "猫", "negative_prompt": "dog", "width": 96, "height": 64, "seed": 3}
 
@@ -34,6 +35,17 @@ def test_the_size_is_told_twice() -> None:
         "width": 96,
         "mm_processor_kwargs": {"target_h": 64, "target_w": 96},
     }
+
+
+def test_the_requests_pictures_go_where_vllm_omni_looks_for_them() -> None:
+    def tensor(height: int, width: int, channels: int) -> Tensor:
+        return Tensor("uint8", (height, width, channels), bytes([7]) * (height * width * channels))
+
+    inputs = {"image.1": tensor(2, 3, 4), "image.0": tensor(4, 5, 3), "mask": tensor(4, 5, 1)}
+    made = omni_prompt.from_job(JOB, inputs)["multi_modal_data"]
+    assert made.keys() == {"image", "mask_image"}
+    assert [(one.size, one.mode) for one in made["image"]] == [((5, 4), "RGB"), ((3, 2), "RGBA")]
+    assert (made["mask_image"].size, made["mask_image"].mode, made["mask_image"].getpixel((4, 3))) == ((5, 4), "L", 7)
 
 
 def test_a_text_job_has_a_prompt_and_nothing_else() -> None:

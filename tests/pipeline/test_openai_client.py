@@ -83,7 +83,7 @@ def config(folder: Path, name: str, **changes: Any) -> str:
 @pytest.fixture(scope="module")
 def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("openai")
-    small = {name: reference.write_small(name, folder / f"{name}-checkpoint") for name in ("wan", "stable_audio")}
+    small = reference.write_tiny_diffusion(folder / "checkpoints")
     configs = [
         config(folder, "smollm2", model=str(smollm2)),
         config(folder, "wan", model=str(small["wan"])),

@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.process import cluster
 from tests.process.cluster import Cluster, eventually
-from tests.web import fuzz
+from tests.web import fuzz, support
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -253,6 +253,15 @@ def test_every_kind_of_answer_is_shown(driver: Any, valkey: str, tmp_path: Path)
                 assert page.text("#answer pre") == "An apple and a pear"
         eventually(lambda: page.script("return document.querySelector('#answer img').naturalWidth"))
         assert page.complaints() == []
+
+
+def test_with_an_api_key_the_browser_asks_for_it_and_the_page_works(driver: Any, valkey: str, tmp_path: Path) -> None:
+    locked = support.running(valkey, tmp_path, support.pipeline(), api_keys=("sk-one",))
+    with locked as router, support.Workers(router), support.listening(router.application) as url:
+        page = Page(driver, url.replace("//", "//anybody:sk-one@") + "/")
+        make(page, prompt="An apple", size="64x64")
+        page.says("Done in", timeout_s=60)
+        eventually(lambda: page.script("return document.querySelector('#answer img').naturalWidth") == 64)
 
 
 def test_the_page_of_the_document_shows(driver: Any, machine: Cluster) -> None:

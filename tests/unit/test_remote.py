@@ -71,13 +71,19 @@ class Canary:
         self._server.close()
 
 
-@pytest.fixture
-def canary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Canary]:
-    """Listens where a fetch without a port would go."""
+@pytest.fixture(scope="module")
+def listener() -> Iterator[Canary]:
     made = Canary()
-    monkeypatch.setattr(remote, "PORTS", {"http": made.port, "https": made.port})
     yield made
     made.stop()
+
+
+@pytest.fixture
+def canary(listener: Canary, monkeypatch: pytest.MonkeyPatch) -> Canary:
+    """Listens where a fetch without a port would go."""
+    monkeypatch.setattr(remote, "PORTS", {"http": listener.port, "https": listener.port})
+    listener.connections = 0
+    return listener
 
 
 @pytest.mark.parametrize("host", PRIVATE)

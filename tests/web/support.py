@@ -16,6 +16,7 @@ import flask.testing
 import msgspec
 import redis
 from werkzeug.exceptions import HTTPException
+from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.test import TestResponse
 
 from omniqueue import catalog, celery_app, errors, media, payloads, settings, store
@@ -116,6 +117,29 @@ def _forget(records: store.Store, pipe: Pipeline) -> None:
     for pattern in (f"{records.namespace}:*", f"*{pipe.name}*"):
         for key in records.client.scan_iter(pattern, count=1000):
             records.client.delete(key)
+
+
+class Handler(WSGIRequestHandler):
+    """HTTP/1.1, and quiet."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log(self, *_: object) -> None:
+        """Nothing: who asks knows what was sent."""
+
+
+@contextlib.contextmanager
+def listening(application: flask.Flask) -> Iterator[str]:
+    """The URL of an application of this process, for clients that need a socket."""
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
 
 
 Behaviour = Callable[["Workers", store.Claim], None]

@@ -15,7 +15,7 @@ from PIL import Image
 from omniqueue.store import Claim, Store
 from tests.web import live, support
 from tests.web.live import Live
-from web import chat_stream, events
+from web import chat, chat_stream, events
 
 CHAT = "/v1/chat/completions"
 WORDS = "one two three four five"
@@ -328,6 +328,17 @@ def test_the_same_key_streams_the_same_answer_again(served: Live) -> None:
     first, second = ([json.loads(data) for _, data in one[:-1]] for one in found)
     assert text_of(first) == text_of(second) == WORDS
     assert first[0]["id"] == second[0]["id"]
+
+
+def test_a_stream_whose_router_fails_ends_with_an_error_event_too(
+    valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow(valkey, tmp_path, steps=5) as served:
+        response = served.post(CHAT, json=body(stream=True))
+        monkeypatch.setattr(chat, "written", lambda *_: 1 / 0)
+        found = live.events(response.response)
+        assert found[-1][0] == "error"
+        assert json.loads(found[-1][1])["error"]["code"] == "internal_error"
 
 
 def test_silence_is_filled_with_comments(valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

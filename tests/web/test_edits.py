@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from omniqueue import params, payloads, store
+from omniqueue import params, payloads, remote, store
 from tests.unit.test_pictures import BAD, bomb, encoded
-from tests.web import support
+from tests.unit.test_remote import PRIVATE, Canary
+from tests.web import live, support
 from tests.web.support import PROMPT, Router, error_of
 from web import services
 
@@ -178,6 +179,46 @@ def test_a_full_payload_store_is_507(editing: Router, monkeypatch: pytest.Monkey
     monkeypatch.setattr(payloads.PayloadStore, "free_bytes", lambda self: 1000)
     assert error_of(edit(editing), 507)["code"] == "no_room"
     assert not editing.enqueued()
+
+
+def test_an_allowed_url_is_fetched_by_the_router(valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = Canary(lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + PNG))
+    monkeypatch.setattr(remote, "PORTS", {"http": canary.port, "https": canary.port})
+    pipe = dataclasses.replace(support.pipeline(), max_images=4)
+    try:
+        with support.running(valkey, tmp_path, pipe, allow_remote_media=("localhost",)) as router, Seen(router) as seen:
+            url = f"http://localhost:{canary.port}/x.png"
+            assert error_of(edit(router, image=None, url=url), 400)["param"] == "url"
+            assert canary.connections == 0
+            monkeypatch.setattr(remote, "is_public", lambda address: True)
+            assert edit(router, image=None, url=url).status_code == 200
+            assert seen.inputs[0]["image.0"][0] == (32, 64, 3)
+            error_of(edit(router, image=None, url="http://other.example/x.png"), 400)
+            assert canary.connections == 1
+    finally:
+        canary.stop()
+
+
+def test_a_canary_hears_nothing_of_a_private_url(valkey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = Canary()
+    monkeypatch.setattr(remote, "PORTS", {"http": canary.port, "https": canary.port})
+    pipe = dataclasses.replace(support.pipeline(), max_images=4)
+    try:
+        with support.running(valkey, tmp_path, pipe, allow_remote_media=("*",)) as router:
+            for host in PRIVATE:
+                response = edit(router, image=None, url=f"http://{host}:{canary.port}/x.png")
+                assert response.status_code in (400, 424), host
+                assert not router.enqueued()
+        assert canary.connections == 0
+    finally:
+        canary.stop()
+
+
+def test_a_finished_edit_leaves_no_picture_in_shared_memory(valkey: str, tmp_path: Path) -> None:
+    with live.running(valkey, tmp_path, live.shipped("fake_image", delay_s=0, steps=1)) as running:
+        data = {"prompt": PROMPT, "image": file()}
+        assert running.post(EDITS, data=data, content_type="multipart/form-data").status_code == 200
+        live.eventually(lambda: not running.services.payloads.names())
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

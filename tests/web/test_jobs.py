@@ -270,7 +270,8 @@ def test_a_silent_job_keeps_the_stream_alive_and_shutdown_ends_it(
     found = parsed(idle_router.client.get(f"/v1/jobs/{job_id}/events"))
     assert found[0][0] == "status"
     assert 2 <= len(found) <= 10
-    assert {data for name, data in found[1:]} == {": keep-alive"}
+    assert {data for _, data in found[1:-1]} == {": keep-alive"}
+    assert (found[-1][0], found[-1][1]["error"]["code"]) == ("error", "not_ready")
 
 
 def test_a_job_that_vanishes_ends_its_stream_with_an_error(
@@ -369,3 +370,46 @@ def test_retry_after_grows_with_the_queue_but_not_for_ever(valkey: str, tmp_path
         for waited_s, expected in ((12, "12"), (4000, "30")):
             unit_support.earlier(router.store, router.pipe, job_id, 0, waited_s)
             assert router.post().headers["Retry-After"] == expected
+
+
+def test_a_stream_outlives_an_absence_of_redis(idle_router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "POLL_S", 0.01)
+    job_id = create(idle_router)["id"]
+    away = iter([False, True, True, True, True, False])
+    position = store.Store.position
+
+    def sometimes(self: store.Store, queue: str, wanted: str) -> int | None:
+        if next(away, False):
+            raise errors.BrokerUnavailable()
+        return position(self, queue, wanted)
+
+    monkeypatch.setattr(store.Store, "position", sometimes)
+    response = idle_router.client.get(f"/v1/jobs/{job_id}/events", buffered=False)
+    chunks = iter(response.response)
+    assert next(chunks).startswith(b"event: status")  # type: ignore[union-attr]
+    idle_router.store.cancel(job_id)
+    found = b"".join(chunks).decode()  # type: ignore[arg-type]
+    assert found.count("event: status") == 1
+    assert '"status":"cancelled"' in found
+    assert "event: error" not in found
+
+
+@pytest.mark.parametrize("error", [errors.NotReady("Why."), RuntimeError("secret")])
+def test_a_stream_that_breaks_says_so_once(
+    idle_router: Router, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(events, "POLL_S", 0.01)
+    job_id = create(idle_router)["id"]
+    job = store.Store.job
+    asked: list[str] = []
+
+    def breaks(self: store.Store, wanted: str) -> Any:
+        asked.append(wanted)
+        if len(asked) > 3:
+            raise error
+        return job(self, wanted)
+
+    monkeypatch.setattr(store.Store, "job", breaks)
+    found = parsed(idle_router.client.get(f"/v1/jobs/{job_id}/events"))
+    assert [name for name, _ in found] == ["status", "error"]
+    assert found[-1][1]["error"]["message"] in ("Why.", "The router failed; its log has the details.")

@@ -185,6 +185,20 @@ def test_a_page_of_another_site_cannot_send_requests(router: Router, site: str, 
     assert router.client.get("/v1/models", headers={"Sec-Fetch-Site": site}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("http://evil.example", 403),
+        ("http://localhost:81", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_without_that_header_the_origin_tells(router: Router, origin: str, status: int) -> None:
+    assert router.post(headers={"Origin": origin}).status_code == status
+
+
 def test_every_answer_forbids_guessing_and_pages_have_a_policy(idle_router: Router) -> None:
     for path in ("/docs", "/v1/models", "/nothing"):
         headers = idle_router.client.get(path).headers

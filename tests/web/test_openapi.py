@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -102,3 +104,49 @@ def test_a_schema_in_a_few_words() -> None:
 
 def test_a_path_that_is_not_there_is_still_an_error_of_ours(idle_router: Router) -> None:
     error_of(idle_router.client.get("/openapi.yaml"), 404)
+
+
+# -- docs/http.md ------------------------------------------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+
+
+def table(document: dict[str, Any], name: str, without: str | None = None) -> str:
+    """A request's fields as a table for docs/http.md; those of ``without`` are left out."""
+    schemas = document["components"]["schemas"]
+    known = schemas[without]["properties"] if without else {}
+    rows = ["| field | values | default | |", "|---|---|---|---|"]
+    required = schemas[name].get("required", ())
+    for field, entry in schemas[name]["properties"].items():
+        if field in known:
+            continue
+        values = openapi.schema_text(entry).replace("|", "or")
+        default = "required" if field in required else json.dumps(entry.get("default"))
+        default = "" if default in ("null", "[]") else default
+        rows.append(
+            f"| `{field}` | {'leave it out' if values == 'null' else values} | {default} | {openapi.said_of(entry)} |"
+        )
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize(("name", "without"), [("ImageGeneration", None), ("ImageEdit", "ImageGeneration")])
+def test_the_tables_in_the_docs_are_those_of_the_document(idle_router: Router, name: str, without: str | None) -> None:
+    made = table(document(idle_router), name, without)
+    assert made in DOCS, f"put this into docs/http.md:\n\n{made}\n"
+
+
+def test_the_docs_name_every_route_and_every_setting_of_the_router(idle_router: Router) -> None:
+    for operation in OPERATIONS:
+        assert operation.path in DOCS, operation.path
+    for name in ("API_KEYS", "API_KEYS_FILE", "RATE_LIMIT", "MAX_UPLOAD_BYTES", "ALLOW_REMOTE_MEDIA"):
+        assert f"`OMNIQUEUE_{name}`" in DOCS
+
+
+def test_the_docs_tell_of_every_status(idle_router: Router) -> None:
+    told = {
+        int(status)
+        for methods in openapi.document(OPERATIONS, keys=True)["paths"].values()
+        for operation in methods.values()
+        for status in operation["responses"]
+    }
+    assert told == {int(status) for status in re.findall(r"^\| (\d{3}) \|", DOCS, re.MULTILINE)}

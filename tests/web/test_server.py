@@ -179,13 +179,16 @@ def test_a_unix_socket_is_a_bind_address_too(valkey: str, tmp_path: Path) -> Non
     assert not path.exists()
 
 
-@pytest.mark.parametrize("what", ["no config", "no such file", "bad value", "no place for media"])
+@pytest.mark.parametrize("what", ["no config", "no such file", "bad value", "no place for media", "no key"])
 def test_a_bad_configuration_is_status_2_and_a_sentence(valkey: str, tmp_path: Path, what: str) -> None:
     environ = environment(valkey, tmp_path)
     if what == "no config":
         del environ["OMNIQUEUE_STAGE_CONFIGS_PATH"]
     elif what == "no such file":
         environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(tmp_path / "none.yaml")
+    elif what == "no key":
+        (tmp_path / "keys").write_text("# none yet")
+        environ["OMNIQUEUE_API_KEYS_FILE"] = str(tmp_path / "keys")
     elif what == "no place for media":
         environ["OMNIQUEUE_MEDIA_FS_URL"] = "nonsense://here"
     else:
@@ -329,7 +332,10 @@ def test_sigterm_ends_event_streams_at_once(running: Server) -> None:
     assert json.loads(next(lines).removeprefix(b"data: "))["id"] == job_id
     started = time.monotonic()
     running.process.terminate()
-    assert all(line in (b"", b": keep-alive") for line in lines)
+    told = [line for line in lines if line not in (b"", b": keep-alive")]
+    assert told[0] == b"event: error"
+    error = json.loads(told[1].removeprefix(b"data: "))["error"]
+    assert (len(told), error["code"], job_id in error["message"]) == (2, "not_ready", True)
     assert time.monotonic() - started < 1.5  # well before the grace period of 2 s is over
     assert running.process.wait(10) == 0
 

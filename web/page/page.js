@@ -32,8 +32,11 @@ function say(text, mood = "") {
   $("status").className = mood;
 }
 
+// A page that was opened with a key in its address may not ask by relative paths; the browser knows the key by then.
+const at = (path) => location.origin + path;
+
 async function ask(path, options = {}) {
-  const response = await fetch(path, options);
+  const response = await fetch(at(path), options);
   if (response.ok) return response;
   let message = `${response.status} ${response.statusText}`;
   try {
@@ -158,10 +161,12 @@ const START = {
 function follow(job, id) {
   if (current !== job) return;
   job.id = id;
-  job.source = new EventSource(`/v1/jobs/${encodeURIComponent(id)}/events`);
+  job.source = new EventSource(at(`/v1/jobs/${encodeURIComponent(id)}/events`));
   job.source.addEventListener("status", (event) => showJob(job, JSON.parse(event.data, exactly)));
   job.source.addEventListener("error", (event) => {
-    if (event.data) finish(JSON.parse(event.data).error.message, "bad");
+    const error = event.data ? JSON.parse(event.data).error : null;
+    // A router that shuts down ends its streams; the browser asks the next one by itself.
+    if (error && error.code !== "not_ready") finish(error.message, "bad");
     else if (current === job && job.source.readyState === EventSource.CLOSED) finish("The router closed the stream.", "bad");
     else if (current === job) say("The connection is lost; trying again …", "bad");
   });
@@ -254,7 +259,7 @@ async function cancel() {
 
 async function look() {
   try {
-    const [queues, ready] = await Promise.all([ask("/v1/queues"), fetch("/ready")]);
+    const [queues, ready] = await Promise.all([ask("/v1/queues"), fetch(at("/ready"))]);
     const { data } = await queues.json();
     const several = new Set(data.map((one) => one.pipeline)).size > 1;
     $("stages").tBodies[0].replaceChildren(
