@@ -6,10 +6,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from omniqueue import embedded
 from tests.engines import reference
+
+# No time limit for a single example: machines are shared. The same examples in every run: a failure is the commit's.
+hypothesis.settings.register_profile("omniqueue", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("omniqueue")
 
 
 @pytest.fixture(scope="session")
