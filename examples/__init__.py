@@ -1,0 +1,1 @@
+"""Examples that can be run from a clone."""
