@@ -16,6 +16,9 @@ local LIST_TTL_S = 5
 local SAID_TTL_S = 60
 -- A reader that falls further behind takes the rest from the result.
 local MOST_SAID = 2000
+-- Upper bounds of the buckets that waits and runs are counted in, in seconds; what is longer goes into "inf".
+local BOUNDS = {'0.005', '0.01', '0.025', '0.05', '0.1', '0.25', '0.5', '1', '2.5', '5', '10', '30', '60', '120', '300',
+  '600', '1800', 'inf'}
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -56,6 +59,40 @@ end
 
 local function count(pipeline, what) redis.call('HINCRBY', P .. ':count:' .. pipeline, what, 1) end
 
+-- Add to counters: one read and one write, however many. names and amounts alternate, each name once.
+local function add(key, pairs_)
+  local names = {}
+  for i = 1, #pairs_, 2 do names[#names + 1] = pairs_[i] end
+  local old = redis.call('HMGET', key, unpack(names))
+  local new = {}
+  for i, name in ipairs(names) do
+    new[#new + 1] = name
+    new[#new + 1] = string.format('%.15g', num(old[i]) + tonumber(pairs_[2 * i]))
+  end
+  redis.call('HSET', key, unpack(new))
+end
+
+local function bucket(seconds)
+  for _, bound in ipairs(BOUNDS) do if bound == 'inf' or seconds <= tonumber(bound) then return bound end end
+end
+
+-- An attempt has ended: how, how long it had waited and, if it is done, how long it ran and what it used. Once for each
+-- attempt, whoever ends it.
+local function measure(id, stage, outcome, ...)
+  local key = stage .. ':'
+  local times = redis.call('HMGET', job_key(id), key .. 'queued', key .. 'started', 'pipeline')
+  local wait = math.max(0, num(times[2]) - num(times[1]))
+  local told = {key .. 'end:' .. outcome, 1, key .. 'wait:' .. bucket(wait), 1, key .. 'wait:sum', wait}
+  if outcome == 'done' then
+    local run = math.max(0, now - num(times[2]))
+    local more = {key .. 'run:' .. bucket(run), 1, key .. 'run:sum', run}
+    local used = {...}
+    for i = 1, #used, 2 do more[#more + 1] = key .. 'use:' .. used[i]; more[#more + 1] = used[i + 1] end
+    for _, value in ipairs(more) do told[#told + 1] = value end
+  end
+  add(P .. ':meter:' .. times[3], told)
+end
+
 -- Tell the router that waits for the job to look at it.
 local function wake(id)
   local reply = get(id, 'reply')
@@ -93,12 +130,14 @@ end
 -- An attempt ended without a result. Returns 'queued' when the stage is owed again, else the terminal state.
 local function attempt_failed(id, stage, error, retry, counted)
   local key = job_key(id)
-  if get(id, 'state') == 'cancelling' then return finalize(id, 'cancelled') end
+  if get(id, 'state') == 'cancelling' then measure(id, stage, 'cancelled'); return finalize(id, 'cancelled') end
   if now > num(get(id, 'deadline')) then
+    measure(id, stage, 'expired')
     local late = cjson.decode(error)
     late.code = 'deadline_exceeded'
     return finalize(id, 'expired', cjson.encode(late))
   end
+  measure(id, stage, counted and cjson.decode(error).code or 'handed_back')
   if counted then
     local failures = redis.call('HINCRBY', key, stage .. ':failures', 1)
     count(get(id, 'pipeline'), 'attempt_failures')
@@ -225,16 +264,18 @@ function ops.renew(lease_s, ...)
 end
 
 -- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job); then a list
--- and the next stage's message
-function ops.finish(id, stage, attempt, ref, params, result, list, message)
+-- and the next stage's message; then what the attempt used: names and amounts
+function ops.finish(id, stage, attempt, ref, params, result, list, message, ...)
   stage = num(stage)
   -- Said again, since the first answer was lost with the connection: 'stale' would make the worker drop its output.
   if get(id, stage .. ':state') == 'done' and num(get(id, stage .. ':attempt')) == num(attempt) then
     return {result ~= '' and get(id, 'state') or 'next'}
   end
   if not is_current(id, stage, attempt) then return {'stale'} end
-  if get(id, 'state') == 'cancelling' then return {finalize(id, 'cancelled')} end
-  if now > num(get(id, 'deadline')) then
+  local ends = get(id, 'state') == 'cancelling' and 'cancelled' or now > num(get(id, 'deadline')) and 'expired' or 'done'
+  measure(id, stage, ends, ...)
+  if ends == 'cancelled' then return {finalize(id, 'cancelled')} end
+  if ends == 'expired' then
     return {finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the stage ran.'))}
   end
   local key = job_key(id)
@@ -319,7 +360,7 @@ function ops.reap(pipeline, limit, grace_s)
     else
       local stage = num(get(id, 'stage'))
       local running = get(id, stage .. ':state') == 'running'
-      if running then control(id, stage, 'stop') end
+      if running then control(id, stage, 'stop'); measure(id, stage, 'expired') end
       finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', running and 'The deadline passed while the stage ran.'
         or 'The deadline passed while the job waited.'))
     end
@@ -353,6 +394,24 @@ end
 
 -- Ids of finished jobs whose time to live has passed, at most limit of them.
 function ops.outdated(limit) return redis.call('ZRANGEBYSCORE', P .. ':ended', '-inf', now, 'LIMIT', 0, limit) end
+
+-- pipeline, then its queues: how it does, all at one moment.
+function ops.overview(pipeline, ...)
+  local queues = {}
+  for i, queue in ipairs({...}) do
+    local oldest = redis.call('ZRANGE', P .. ':wait:' .. queue, 0, 0, 'WITHSCORES')
+    queues[i] = {redis.call('ZCARD', P .. ':wait:' .. queue), oldest[2] or ''}
+  end
+  return {stamp(now), redis.call('ZCARD', P .. ':live:' .. pipeline), redis.call('HGETALL', P .. ':count:' .. pipeline),
+    redis.call('HGETALL', P .. ':meter:' .. pipeline), redis.call('ZRANGE', P .. ':leases:' .. pipeline, 0, -1), queues,
+    BOUNDS}
+end
+
+-- Requests that routers have answered: names and amounts to add. Returns all of them.
+function ops.traffic(...)
+  if select('#', ...) > 0 then add(P .. ':traffic', {...}) end
+  return redis.call('HGETALL', P .. ':traffic')
+end
 
 local args = {}
 for i = 3, #ARGV do args[#args + 1] = ARGV[i] end

@@ -20,6 +20,7 @@ from omniqueue.connection import connect as connect
 from omniqueue.connection import reachable
 from omniqueue.heartbeats import Heartbeats
 from omniqueue.job import Job, JobState
+from omniqueue.overview import Overview
 
 IDEMPOTENCY_TTL_S = 24 * 3600
 #: An engine may say why at any length; a record stays small.
@@ -160,16 +161,20 @@ class Store(Heartbeats):
         params: Mapping[str, Any],
         result: Mapping[str, Any] | None = None,
         message: Message | None = None,
+        used: Mapping[str, float] | None = None,
     ) -> str:
         """Record a stage's output if the claim still holds, and enqueue the next stage's ``message``, if one is given.
+
+        What the attempt ``used`` is added to the stage's counters.
 
         Returns next, succeeded, stale, cancelled or expired.
         """
         said = json.dumps(reference.to_json()) if reference else ""
         ended = json.dumps(result) if result is not None else ""
         output = (said, json.dumps(params), ended)
-        answer = self._call("finish", claim.job_id, claim.stage_id, claim.attempt, *output, *_flat(message))
-        return str(answer[0])
+        amounts = [part for pair in (used or {}).items() for part in pair]
+        told = (*output, *(_flat(message) or ("", "")), *amounts)
+        return str(self._call("finish", claim.job_id, claim.stage_id, claim.attempt, *told)[0])
 
     def enqueue(self, message: Message) -> None:
         """Put a message into its queue."""
@@ -289,6 +294,15 @@ class Store(Heartbeats):
             oldest = cast("list[tuple[str, float]]", self.client.zrange(key, 0, 0, withscores=True))
             seconds, micros = self.client.time()
         return count, max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
+
+    def overview(self, pipe: pipeline.Pipeline) -> Overview:
+        """How a pipeline does, all at one moment: queues, what runs, and what was counted."""
+        return Overview.parse(pipe, self._call("overview", pipe.name, *[stage.queue for stage in pipe.stages]))
+
+    def traffic(self, amounts: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The requests that routers have answered, after adding ``amounts``: numbers under names of the caller's."""
+        flat = self._call("traffic", *[part for pair in (amounts or {}).items() for part in pair])
+        return {name: float(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def live(self, pipeline_name: str) -> int:
         """Jobs accepted and not finished."""

@@ -19,7 +19,7 @@ from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.payloads import Item, PayloadStore, Reference
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
-from workers import inputs, result
+from workers import inputs, result, usage
 from workers.gate import Gate
 from workers.pieces import Pieces
 
@@ -213,7 +213,8 @@ class StageHost:
             reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
             following = store.Owed(claim.job_id, claim.stage_id + 1)
             message = chain.message(self.pipe, self.store, following, claim.priority)
-        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended, message))
+        used = usage.of(outputs, reference)
+        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended, message, used))
         if outcome != "next":
             self._release(claim, outcome, reference, None if outcome == "succeeded" else ended)
         return outcome

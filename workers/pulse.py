@@ -114,6 +114,9 @@ class Pulse:
             "detail": self._detail,
             "concurrency": host.stage.max_num_seqs,
             "running": len(host.held()),
+            # For the clocks of hosts to be compared.
+            "told_at": time.time(),
+            "shm": host.payloads.facts(),
         }
 
     def _beat_loop(self) -> None:

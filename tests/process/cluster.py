@@ -302,7 +302,7 @@ class Cluster:
     def leftovers(self) -> list[str]:
         """What a finished job must not leave: payloads, queued messages, leases, reply lists, half-written media."""
         kept = ("oq:job:", "oq:jobs:", "oq:count:", "oq:ended", "oq:worker", "oq:pipeline:", "oq:lead:", "oq:idem:")
-        expected = (*kept, "oq:control:", "_kombu.binding")
+        expected = (*kept, "oq:meter:", "oq:traffic", "oq:control:", "_kombu.binding")
         keys = [name for name in self.keys() if not name.startswith(expected)]
         media = self.folder / "media"
         torn = [path.name for path in media.glob("*.part")] if media.exists() else []

@@ -134,7 +134,9 @@ def test_the_store_alone_speaks_to_redis() -> None:
 
 
 def test_the_store_alone_names_redis_keys() -> None:
-    kinds = r"(job|jobs|live|wait|leases|reply|control|ended|idem|count|worker|workers|lead|pipeline|said)"
+    kinds = (
+        r"(job|jobs|live|wait|leases|reply|control|ended|idem|count|worker|workers|lead|pipeline|said|meter|traffic)"
+    )
     named = {
         f"{path}: {text}"
         for path, tree in sources().items()

@@ -102,7 +102,12 @@ def test_the_announcement_says_who_this_is_and_what_it_does(host: StageHost, rec
         "detail": "",
         "concurrency": 8,
         "running": 0,
+        "told_at": facts["told_at"],
+        "shm": facts["shm"],
     }
+    assert abs(facts["told_at"] - time.time()) < 10
+    assert facts["shm"]["id"] == host.payloads.identity()
+    assert facts["shm"]["size"] >= facts["shm"]["free"] > 0
     pulse.draining()
     assert pulse.facts()["phase"] == "draining"
 

@@ -497,7 +497,7 @@ def test_a_job_that_has_ended_leaves_no_entry_but_its_record(records: Store, end
     job_id = ended(records, pipe, ending, reply_to="r")
     assert records.replies("r", 0.01) == [job_id]
     kinds = {key.split(":")[1] for key in records.client.scan_iter(f"{records.namespace}:*")}
-    assert kinds <= {"job", "jobs", "ended", "count", "control"}
+    assert kinds <= {"job", "jobs", "ended", "count", "control", "meter"}
 
 
 # -- the reaper's questions --------------------------------------------------------------------------------------------
@@ -762,6 +762,8 @@ OPERATIONS = {
     "waiting": lambda s, p, c: s.waiting("q"),
     "live": lambda s, p, c: s.live(p.name),
     "counts": lambda s, p, c: s.counts(p.name),
+    "overview": lambda s, p, c: s.overview(p),
+    "traffic": lambda s, p, c: s.traffic(),
     "replies": lambda s, p, c: s.replies("r", 0.01),
     "controls": lambda s, p, c: s.controls("w", 0.01),
     "beat": lambda s, p, c: s.beat("w", {}),
@@ -915,13 +917,13 @@ def test_after_two_hundred_jobs_only_records_and_their_index_are_left_and_those_
         assert records.replies("r", 0.01) == [job_id]
     kinds = [key.split(":")[1] for key in records.client.scan_iter(f"{records.namespace}:*", count=1000)]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "job": 200, "jobs": 1, "ended": 1, "count": 1, "idem": 200,
+        "job": 200, "jobs": 1, "ended": 1, "count": 1, "meter": 1, "idem": 200,
     }  # fmt: skip
     while records.outdated():
         for job_id in records.outdated():
             records.delete(job_id)
     kinds = [key.split(":")[1] for key in records.client.scan_iter(f"{records.namespace}:*", count=1000)]
-    assert kinds == ["count"]
+    assert sorted(kinds) == ["count", "meter"]
 
 
 def test_no_value_of_an_ordinary_job_comes_near_64_kilobytes(records: Store, pipe: Pipeline) -> None:
