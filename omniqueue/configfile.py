@@ -292,7 +292,8 @@ def as_text(pipeline: Pipeline) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     head = f"{pipeline.name} ({pipeline.path}), model {pipeline.model or 'none'}, on {pipeline.platform}"
     served = f"served as {', '.join(pipeline.served_model_names)}; fingerprint {pipeline.fingerprint}"
-    return "\n".join([head, served, "", *lines, *(f"note: {note}" for note in pipeline.notes)])
+    limits = ", ".join(f"{key} {getattr(pipeline, key):g}" for key in (*_PLAIN, *_SECONDS))
+    return "\n".join([head, served, "", *lines, "", f"limits: {limits}", *(f"note: {note}" for note in pipeline.notes)])
 
 
 def _cells(stage: Stage, top: Mapping[str, Any]) -> tuple[str, ...]:

@@ -88,23 +88,30 @@ class Overview:
                     waiting=waiting,
                     oldest_wait_s=max(0.0, float(now) - float(since)) if since else 0.0,
                     running=held[str(stage.stage_id)],
-                    wait=_histogram(told, f"{stage.stage_id}:wait:", bounds),
-                    run=_histogram(told, f"{stage.stage_id}:run:", bounds),
-                    ends={end: int(count) for end, count in _under(told, f"{stage.stage_id}:end:").items()},
-                    used=_under(told, f"{stage.stage_id}:use:"),
+                    **_counted(_under(told, f"{stage.stage_id}:"), bounds),
                 )
                 for stage, (waiting, since) in zip(pipe.stages, queues, strict=True)
             ),
         )
 
 
+def _counted(told: Mapping[str, float], bounds: Sequence[str]) -> dict[str, Any]:
+    """The counters of one stage, by the names of the script."""
+    return {
+        "wait": _histogram(_under(told, "wait:"), bounds),
+        "run": _histogram(_under(told, "run:"), bounds),
+        "ends": {end: int(count) for end, count in _under(told, "end:").items()},
+        "used": _under(told, "use:"),
+    }
+
+
 def _under(told: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in told.items() if name.startswith(prefix)}
 
 
-def _histogram(told: Mapping[str, float], prefix: str, bounds: Sequence[str]) -> Histogram:
+def _histogram(told: Mapping[str, float], bounds: Sequence[str]) -> Histogram:
     so_far, buckets = 0, []
     for bound in bounds:
-        so_far += int(told.get(prefix + bound, 0))
+        so_far += int(told.get(bound, 0))
         buckets.append((bound, so_far))
-    return Histogram(tuple(buckets), told.get(f"{prefix}sum", 0.0))
+    return Histogram(tuple(buckets), told.get("sum", 0.0))

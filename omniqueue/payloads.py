@@ -295,18 +295,23 @@ class PayloadStore:
         with os.scandir(self.directory) as entries:
             return [entry.name for entry in entries if entry.name.startswith(mine)]
 
-    def sweep(self, is_live: Callable[[set[str]], set[str]], min_age_s: float = 2.0) -> list[str]:
-        """Remove files whose job is over or unknown, and return their names.
-
-        ``is_live`` gets job ids and returns those still running. ``min_age_s`` spares a file whose job record may not
-        be visible yet.
-        """
+    def older(self, min_age_s: float) -> dict[str, str]:
+        """Files of this deployment that nobody has written to for ``min_age_s``, and the job of each."""
         now = time.time()
         old: dict[str, str] = {}
         for name in self.names():
             with contextlib.suppress(FileNotFoundError):
                 if now - os.stat(self.directory / name).st_ctime >= min_age_s:
                     old[name] = job_of(name)
+        return old
+
+    def sweep(self, is_live: Callable[[set[str]], set[str]], min_age_s: float = 2.0) -> list[str]:
+        """Remove files whose job is over or unknown, and return their names.
+
+        ``is_live`` gets job ids and returns those still running. ``min_age_s`` spares a file whose job record may not
+        be visible yet.
+        """
+        old = self.older(min_age_s)
         live = is_live(set(old.values())) if old else set()
         gone = [name for name, job_id in old.items() if job_id not in live]
         self.release(gone)

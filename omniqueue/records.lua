@@ -157,7 +157,7 @@ local ops = {}
 
 -- The message of the stage that waits now, where the queues are in this Redis; Celery itself enqueues it elsewhere.
 local function enqueue(list, message)
-  if list then redis.call('LPUSH', list, message) end
+  if list and list ~= '' then redis.call('LPUSH', list, message) end
 end
 
 -- id, record (JSON object of strings), max_queue, idempotency key or '', its time to live; then a list and a message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import tempfile
@@ -149,6 +150,14 @@ def _redis_url(value: str) -> str:
     if parts.port == 0:  # reading it raises ValueError for what is no port
         raise ValueError("its port must not be 0")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """True for a name or address that only this machine can reach."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def default_media_dir() -> str:

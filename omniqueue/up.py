@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omniqueue import catalog, embedded, errors, media, payloads, settings, store, topology
+from omniqueue import catalog, embedded, errors, local, media, payloads, settings, store, topology
 from omniqueue.child import Child, end_all
 from omniqueue.pipeline import Pipeline, Stage
 
@@ -86,6 +86,7 @@ class Machine:
             self.valkey.start()
             self.say(f"queue    valkey on {self.valkey.socket}")
         self.environment = dict(os.environ)
+        local.tell(self.folder, overrides)
         self.records = store.Store.from_settings(config)
         self.payloads = payloads.PayloadStore(config.payload_namespace(), config.shm_dir, config.host)
         for name in self.payloads.sweep(lambda ids: set(), min_age_s=0.0):

@@ -105,7 +105,7 @@ def test_the_router_flag_becomes_the_router_on_the_address_that_was_given(became
 
 
 def test_there_are_the_commands_that_the_design_names() -> None:
-    assert {"up", "demo", "validate"} <= commands().keys()
+    assert {"up", "demo", "validate", "doctor", "status"} <= commands().keys()
 
 
 @pytest.mark.parametrize("command", [None, *commands()])
@@ -150,7 +150,7 @@ def test_our_errors_are_a_line_and_a_status_not_a_traceback(
 def test_validate_shows_the_plan_of_a_good_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("validate", GOOD) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("fake_three_stages", "writer", "layout", "painter", "stage2"))
+    assert all(word in text for word in ("fake_three_stages", "writer", "layout", "painter", "stage2", "lease_s 5"))
 
 
 def test_validate_shows_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +172,13 @@ def test_validate_tells_every_fault_of_a_bad_file_with_its_place(
     assert "engine_args" in text
     assert f"{bad}:6: stages[0].max_num_seq" in text
     assert "max_num_seqs" in text
+
+
+def test_validate_imports_an_engine_of_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("pipeline: mine\nstages:\n  - {stage_id: 0, engine: 'no_such_module:Engine'}\n")
+    assert run("validate", str(mine)) == 2
+    assert "no_such_module:Engine cannot be imported" in capsys.readouterr().err
 
 
 def test_validate_of_a_file_that_is_missing_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,10 +115,11 @@ def test_the_router_imports_no_engine_and_no_worker() -> None:
             assert not [n for n in imports(tree) if n.startswith(("workers", "omniqueue.engines."))], path
 
 
-#: embedded.py waits for the server that it starts; connection.py says how to connect and names no key; the bench
-#: measures Redis by itself.
+#: embedded.py waits for the server that it starts; connection.py and redis_facts.py name no key; the bench measures
+#: Redis by itself.
 STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py"}
-REDIS_CLIENTS = STORE | {"omniqueue/connection.py", "omniqueue/embedded.py", "bench/transport.py"}
+REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in ("connection", "embedded", "redis_facts")}
+REDIS_CLIENTS |= {"bench/transport.py"}
 
 
 def test_the_store_alone_speaks_to_redis() -> None:
