@@ -7,12 +7,27 @@ from pathlib import Path
 import flask
 
 from omniqueue import catalog, celery_app, rate, settings
-from web import chat, decode, files, guard, health, images, jobs, models, openai_format, openapi, site, speech, videos
+from web import (
+    chat,
+    decode,
+    files,
+    guard,
+    health,
+    images,
+    jobs,
+    metrics,
+    models,
+    openai_format,
+    openapi,
+    site,
+    speech,
+    videos,
+)
 from web.keys import Keys
 from web.services import Services, attach
 
 #: The families of endpoints: each has a blueprint and says its operations for the OpenAPI document.
-FAMILIES = (images, chat, speech, videos, jobs, models, files, health, openapi, site)
+FAMILIES = (images, chat, speech, videos, jobs, models, files, health, metrics, openapi, site)
 _TEMPLATES = Path(__file__).parent / "page"
 
 

@@ -49,6 +49,7 @@ def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str,
         "when_ready": _bound_silence,
         "post_fork": _die_with_master,
         "post_worker_init": _start_worker,
+        "worker_exit": _tell_rest,
         "loglevel": "warning",
         "proc_name": "omniqueue-router",
     }
@@ -81,6 +82,14 @@ def _start_worker(worker: Any) -> None:
         worker.handle_exit(number, frame)
 
     signal.signal(signal.SIGTERM, on_term)
+
+
+def _tell_rest(server: Any, worker: Any) -> None:
+    """What this process has counted and not yet told; it may have failed before it had an application."""
+    from web import services
+
+    if getattr(worker, "wsgi", None) is not None:
+        services.of(worker.wsgi).traffic.stop()
 
 
 def _write_error(connection: socket.socket, status: int, reason: str, message: str) -> None:

@@ -12,7 +12,7 @@ import flask
 
 from omniqueue import media, payloads, reaper, settings, store
 from omniqueue.catalog import Catalog
-from web import wait
+from web import traffic, wait
 
 _KEY = "omniqueue"
 
@@ -27,6 +27,7 @@ class Services:
     media: media.MediaStore
     payloads: payloads.PayloadStore
     waiter: wait.ReplyWaiter
+    traffic: traffic.Traffic = field(default_factory=traffic.Traffic)
     started_at: float = field(default_factory=time.time)
     #: Set when the process is to end: streams end at once.
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -51,6 +52,7 @@ class Services:
                 self.waiter.start()
                 self._reaper = self._new_reaper()
                 self._reaper.start()
+                self.traffic.start(self.store)
                 self._pid = os.getpid()
 
     def shut_down(self) -> None:
@@ -68,6 +70,7 @@ class Services:
         """End the threads of this process."""
         with self._lock:
             self.waiter.stop()
+            self.traffic.stop()
             if self._reaper is not None:
                 self._reaper.stop()
             self._reaper, self._pid = None, 0
@@ -82,6 +85,7 @@ def attach(app: flask.Flask, services: Services) -> None:
     """Make ``services`` what :func:`current` finds, and start its threads no later than with the first request."""
     app.extensions[_KEY] = services
     app.before_request(services.start)
+    traffic.attach(app, services.traffic)
 
 
 def of(app: flask.Flask) -> Services:
