@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from omniqueue import errors
+from omniqueue import checks, errors
 
 T = TypeVar("T")
 
@@ -46,10 +46,14 @@ class Settings:
     media_http_url: str | None = None
     #: After SIGTERM: how long running work may take to finish before it is handed back, in seconds.
     drain_grace_s: float = 60.0
+    #: A file that a worker touches with each beat, for health checks that ask nobody: its age is the worker's silence.
+    pulse_file: str | None = None
     #: How long Redis may take to answer a request's first question, in seconds.
     redis_timeout_s: float = 1.5
     #: Which of a stage's replicas this worker is, when the config names several (num_replicas): picks its devices.
     replica: int = 0
+    #: Devices that the workers of one stage share out among themselves, each taking what it needs and nobody else has.
+    device_pool: tuple[str, ...] = ()
     #: Threads of one router process: clients that can wait at once.
     router_threads: int = 256
     #: Keys of which every request but GET /health has to bring one; without any, everybody is let in.
@@ -93,6 +97,13 @@ def _names(value: str) -> str:
 
 def _words(value: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+def _devices(value: str) -> tuple[str, ...]:
+    complaint = checks.devices(value)
+    if complaint:
+        raise ValueError(complaint.replace("must be", "it must be"))
+    return _words(value)
 
 
 def _keys(value: str) -> tuple[str, ...]:
@@ -193,8 +204,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         media_fs_url=get("MEDIA_FS_URL", _text, default_media_dir()),
         media_http_url=get("MEDIA_HTTP_URL", _text, base.media_http_url),
         drain_grace_s=get("DRAIN_GRACE_S", _seconds, base.drain_grace_s),
+        pulse_file=get("PULSE_FILE", _text, base.pulse_file),
         redis_timeout_s=get("REDIS_TIMEOUT_S", _seconds, base.redis_timeout_s),
         replica=get("REPLICA", _index, base.replica),
+        device_pool=get("DEVICE_POOL", _devices, base.device_pool),
         router_threads=get("ROUTER_THREADS", _count, base.router_threads),
         api_keys=get("API_KEYS", _keys, base.api_keys, secret=True),
         api_keys_file=get("API_KEYS_FILE", _text, base.api_keys_file),

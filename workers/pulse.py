@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from omniqueue import errors, store
@@ -38,8 +39,10 @@ class OwnClock:
 class Pulse:
     """Two daemon threads: one beats, one listens for stops, so that a cancel need not wait for the next beat."""
 
-    def __init__(self, host: StageHost) -> None:
+    def __init__(self, host: StageHost, file: str | None = None) -> None:
+        """``file`` is touched with each beat, whether or not Redis answers."""
         self.host = host
+        self._file = Path(file) if file else None
         self._phase, self._detail = "loading", ""
         self._started_at = time.time()
         self._stop = threading.Event()
@@ -122,8 +125,16 @@ class Pulse:
     def _beat_loop(self) -> None:
         # Several beats to a lease, so that one that comes late does not cost it.
         while not self._stop.wait(min(INTERVAL_S, self.host.pipe.lease_s / 4)):
+            self._touch()
             self._beat_once()
             self._check_engine()
+
+    def _touch(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.touch()
+        except OSError as exc:
+            log.warning("action=touch_failed file=%s error=%s", self._file, exc.strerror)
 
     def _beat_once(self) -> None:
         try:

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from celery import bootsteps, signals
@@ -17,7 +18,7 @@ from celery import bootsteps, signals
 from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.reaper import Reaper
-from workers import pulse
+from workers import device_pool, pulse
 from workers.host import StageHost, worker_name
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,10 @@ def configure(app: Any, conf: Any, options: dict[str, Any]) -> None:
         config = settings.load()
         known = catalog.shared(config)
         _chosen = own_devices(config, *choose(known, options.get("queues")))
+        if config.device_pool:
+            width = len((_chosen[1].devices or "0").split(","))
+            mine = device_pool.take(config.device_pool, width, _chosen[1].queue, Path(config.shm_dir))
+            os.environ["CUDA_VISIBLE_DEVICES"] = mine
     except errors.OmniqueueError as exc:
         _refuse(exc.message)
     _, stage = _chosen
@@ -83,6 +88,13 @@ def own_devices(config: settings.Settings, pipe: Pipeline, stage: Stage) -> tupl
     return pipe, dataclasses.replace(stage, devices=devices, deploy=deploy, num_replicas=1)
 
 
+def device(pipe: Pipeline, stage: Stage) -> str:
+    """Where a worker of the stage runs, in a word: cpu, gpu1, gpu0+1."""
+    if pipe.platform == "cpu" or stage.engine == "fake":
+        return "cpu"
+    return "gpu" + (os.environ.get("CUDA_VISIBLE_DEVICES") or stage.devices or "s").replace(",", "+")
+
+
 def _refuse(message: str, status: int = 2) -> NoReturn:
     sys.stderr.write(f"omniqueue: {message}\n")
     raise SystemExit(status)
@@ -111,8 +123,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Mingle waits a second for other workers' clocks, gossip follows their events: nothing here needs either.
         parent.options.update(without_mingle=True, without_gossip=True)
         if parent.hostname.startswith("celery@"):  # two workers of one host must not share a node name
-            _, stage = _selected()
-            parent.hostname = f"{stage.queue}-{os.getpid()}@{socket.gethostname()}"
+            pipe, stage = _selected()
+            parent.hostname = f"{stage.queue}.{device(pipe, stage)}-{os.getpid()}@{socket.gethostname()}"
 
     def start(self, parent: Any) -> None:
         """Announce, load, check, serve."""
@@ -132,7 +144,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         except errors.OmniqueueError as exc:
             _refuse(exc.message)
         _host = StageHost(pipe, stage, engine, records, shared, place, worker_name(stage, shared.host))
-        self._pulse = pulse.Pulse(_host)
+        self._pulse = pulse.Pulse(_host, config.pulse_file)
         self._pulse.start()
         self._load(_host, config)
         self._reaper = Reaper(store.Store.from_settings(config, timeout_s=5.0), known, shared, place)

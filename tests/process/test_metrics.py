@@ -25,6 +25,8 @@ from tests.process.cluster import Cluster, Process, config, eventually, free_por
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 GENERATIONS = "/v1/images/generations"
+#: What other processes on the machine move, and what each scrape moves itself.
+MOVED = ("omniqueue_http", "omniqueue_shm", "omniqueue_payload_resident")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -309,3 +309,22 @@ def test_a_health_check_of_a_closed_host_is_nobodys_fault(host: StageHost, left:
     pulse._health.cancel()
     pulse._check_engine()
     assert left == []
+
+
+def test_each_beat_touches_the_file_that_health_checks_look_at_also_while_redis_is_away(
+    host: StageHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pulse"
+    monkeypatch.setattr(host.store, "beat", support.raising(errors.BrokerUnavailable()))
+    pulse = Pulse(host, str(file))
+    pulse.start()
+    try:
+        until(file.exists)
+        os.utime(file, (0, 0))
+        until(lambda: file.stat().st_mtime > 0)
+    finally:
+        pulse.stop()
+
+
+def test_a_file_that_cannot_be_touched_does_not_stop_the_pulse(host: StageHost, tmp_path: Path) -> None:
+    Pulse(host, str(tmp_path / "none" / "pulse"))._touch()
