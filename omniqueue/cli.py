@@ -267,7 +267,7 @@ def _find(options: argparse.Namespace) -> None:
     elif not os.environ.get("OMNIQUEUE_REDIS_URL"):
         os.environ.update(local.told(up.Options(config="", port=options.port).folder()))
     if options.file:
-        os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(up.find_config(options.file))
+        os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(topology.find_config(options.file))
     if options.model:
         os.environ["OMNIQUEUE_MODEL"] = options.model
 

@@ -22,7 +22,8 @@ def take(pool: tuple[str, ...], width: int, stage: str, folder: Path) -> str:
     for device in pool:
         if len(taken) == width:
             break
-        file = open(os.open(folder / f"omniqueue-{stage}-device-{device}.lock", os.O_RDWR | os.O_CREAT, 0o666), "w")  # noqa: SIM115
+        descriptor = os.open(folder / f"omniqueue-{stage}-device-{device}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        file: IO[str] = os.fdopen(descriptor, "w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             taken[device] = file

@@ -277,7 +277,7 @@ def hand() -> Iterator[ByHand]:
     made = ByHand(folder)
     try:
         made.start("valkey")
-        eventually(lambda: answers(lambda: made.store().ping() is None))
+        eventually(lambda: answers(lambda: made.store().workers()) is not None)
         for name in ("router", *STAGES, "flower"):
             made.start(name)
         for name in ("router", *STAGES, "flower"):

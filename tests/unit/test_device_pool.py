@@ -31,7 +31,7 @@ def test_each_worker_gets_devices_that_no_other_has_until_it_is_gone(tmp_path: P
     second, more = other(tmp_path)
     try:
         assert (taken, more) == ("0", "1")
-        with pytest.raises(errors.ConfigError, match="needs 2 of the devices 0, 1, 2 .* 1 of them is free"):
+        with pytest.raises(errors.ConfigError, match=r"needs 2 of the devices 0, 1, 2 .* 1 of them is free"):
             device_pool.take(("0", "1", "2"), 2, "stage1", tmp_path)
         assert device_pool.take(("0",), 1, "stage0", tmp_path) == "0"  # another stage may share a device
         first.send_signal(signal.SIGKILL)
