@@ -11,7 +11,7 @@ from kombu import serialization
 from kombu.transport import redis as redis_transport
 from kombu.utils import json as kombu_json
 
-from omniqueue import settings
+from omniqueue import logs, settings
 
 _settings = settings.load()
 
@@ -91,6 +91,12 @@ def publish_only(config: settings.Settings) -> None:
         "socket_timeout": config.redis_timeout_s,
         "socket_connect_timeout": config.redis_timeout_s,
     }
+
+
+@signals.setup_logging.connect  # type: ignore[untyped-decorator]
+def _configure_logs(loglevel: int, logfile: str | None, **_: Any) -> None:
+    """In place of Celery's own handlers and formats."""
+    logs.configure(_settings.log_format, loglevel, logfile)
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]

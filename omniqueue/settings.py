@@ -54,6 +54,10 @@ class Settings:
     replica: int = 0
     #: Devices that the workers of one stage share out among themselves, each taking what it needs and nobody else has.
     device_pool: tuple[str, ...] = ()
+    #: How log lines are written: text or json.
+    log_format: str = "text"
+    #: Where spans go: "otlp", as the OTEL_* variables say, or "file:PATH". Without it nothing is traced.
+    traces: str | None = None
     #: Threads of one router process: clients that can wait at once.
     router_threads: int = 256
     #: Keys of which every request but GET /health has to bring one; without any, everybody is let in.
@@ -97,6 +101,18 @@ def _names(value: str) -> str:
 
 def _words(value: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+def _format(value: str) -> str:
+    if value not in ("text", "json"):
+        raise ValueError("it must be text or json")
+    return value
+
+
+def _traces(value: str) -> str:
+    if value != "otlp" and not re.fullmatch("file:.+", value):
+        raise ValueError("it must be otlp or file:PATH")
+    return value
 
 
 def _devices(value: str) -> tuple[str, ...]:
@@ -208,6 +224,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         redis_timeout_s=get("REDIS_TIMEOUT_S", _seconds, base.redis_timeout_s),
         replica=get("REPLICA", _index, base.replica),
         device_pool=get("DEVICE_POOL", _devices, base.device_pool),
+        log_format=get("LOG_FORMAT", _format, base.log_format),
+        traces=get("TRACES", _traces, base.traces),
         router_threads=get("ROUTER_THREADS", _count, base.router_threads),
         api_keys=get("API_KEYS", _keys, base.api_keys, secret=True),
         api_keys_file=get("API_KEYS_FILE", _text, base.api_keys_file),

@@ -20,7 +20,7 @@ from omniqueue.connection import connect as connect
 from omniqueue.connection import reachable
 from omniqueue.heartbeats import Heartbeats
 from omniqueue.job import Job, JobState
-from omniqueue.overview import Overview
+from omniqueue.meters import Meters
 
 IDEMPOTENCY_TTL_S = 24 * 3600
 #: An engine may say why at any length; a record stays small.
@@ -41,7 +41,7 @@ def _flat(message: Message | None) -> tuple[str, ...]:
     return (message.list, message.text) if message else ()
 
 
-class Store(Heartbeats):
+class Store(Heartbeats, Meters):
     """All that is kept in Redis, for one namespace. Every method raises BrokerUnavailable when Redis is away."""
 
     def __init__(self, client: redis.Redis, namespace: str = "oq", *, holds_queues: bool = False) -> None:
@@ -87,11 +87,14 @@ class Store(Heartbeats):
         idempotency_key: str = "",
         request_digest: str | None = None,
         message: Message | None = None,
+        trace: str = "",
     ) -> Submission:
         """Write the record of a new job and enqueue ``message``; without one the caller enqueues, once this returns.
 
         ``request_digest`` tells a retry under the same key from another request; give one when ``request`` holds what
         was drawn at random, such as a seed.
+
+        ``trace`` names the span of the request.
 
         Raises QueueFull, Conflict (the idempotency key was used for another request), BrokerUnavailable.
         """
@@ -110,6 +113,7 @@ class Store(Heartbeats):
             "ttl": str(pipe.result_ttl_s),
             "reply": reply_to,
             "input": json.dumps(input_reference.to_json()) if input_reference else "",
+            **({"trace": trace} if trace else {}),
         }
         limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
         answer = self._call("submit", job_id, json.dumps(record), *limits, *_flat(message))
@@ -294,15 +298,6 @@ class Store(Heartbeats):
             oldest = cast("list[tuple[str, float]]", self.client.zrange(key, 0, 0, withscores=True))
             seconds, micros = self.client.time()
         return count, max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
-
-    def overview(self, pipe: pipeline.Pipeline) -> Overview:
-        """How a pipeline does, all at one moment: queues, what runs, and what was counted."""
-        return Overview.parse(pipe, self._call("overview", pipe.name, *[stage.queue for stage in pipe.stages]))
-
-    def traffic(self, amounts: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The requests that routers have answered, after adding ``amounts``: numbers under names of the caller's."""
-        flat = self._call("traffic", *[part for pair in (amounts or {}).items() for part in pair])
-        return {name: float(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def live(self, pipeline_name: str) -> int:
         """Jobs accepted and not finished."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import celery
 from celery.exceptions import Ignore
 
-from omniqueue import errors
+from omniqueue import errors, logs, tracing
 from omniqueue.store import Claim
 
 if TYPE_CHECKING:
@@ -35,19 +35,23 @@ def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
         if isinstance(claim, str):
             log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
             return claim == "done"  # finished before: only pass it on
-        try:
-            output = host.run(claim)
-            outcome = host.record(claim, output)
-        except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
-            outcome = _failed(host, claim, exc)
-        log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", job_id, stage_id, claim.attempt, outcome)
+        facts = {"job": job_id, "stage": stage_id, "attempt": claim.attempt}
+        with logs.about(**facts), tracing.attempt(host.store, host.stage, claim) as tell:
+            try:
+                output = host.run(claim)
+                outcome = host.record(claim, output)
+                tell(outcome)
+            except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
+                known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
+                outcome = _failed(host, claim, known)
+                tell(outcome, error=known)
+            log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", *facts.values(), outcome)
         # A job may end before the pipeline does, when what was asked for is made early: then the chain ends as well.
         return outcome == "next" or (outcome == "succeeded" and claim.stage_id == host.pipe.stages[-1].stage_id)
 
 
-def _failed(host: StageHost, claim: Claim, exc: Exception) -> str:
+def _failed(host: StageHost, claim: Claim, known: errors.OmniqueueError) -> str:
     """Record a failed attempt; work that the failure did not cause is owed again."""
-    known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
     retry = isinstance(known, (errors.EngineDead, errors.HandedBack)) or type(known) is errors.PayloadError
     counted = not isinstance(known, errors.HandedBack)
     return host.give_up(claim, known, retry=retry, counted=counted)

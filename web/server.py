@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import logging
 import math
 import signal
 import socket
@@ -18,7 +17,7 @@ import flask
 from gunicorn import util
 from gunicorn.app.base import BaseApplication
 
-from omniqueue import catalog, embedded, errors, media, settings
+from omniqueue import catalog, embedded, errors, logs, media, settings, tracing
 from web import keys
 
 #: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
@@ -60,6 +59,7 @@ def _bound_silence(arbiter: Any) -> None:
 
     Waiting for a job and idle keep-alive connections do not read, so they are not cut off.
     """
+    logs.adopt("gunicorn.error")
     for listener in arbiter.LISTENERS:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             listener.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _SILENCE_S, 0))
@@ -90,6 +90,7 @@ def _tell_rest(server: Any, worker: Any) -> None:
 
     if getattr(worker, "wsgi", None) is not None:
         services.of(worker.wsgi).traffic.stop()
+        tracing.shutdown()
 
 
 def _write_error(connection: socket.socket, status: int, reason: str, message: str) -> None:
@@ -125,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bind", default="127.0.0.1:8000", help="HOST:PORT or unix:PATH (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="router processes (default: %(default)s)")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         config = settings.load()
+        logs.configure(config.log_format)
         known = catalog.load(config)
         media.shared(config.media_fs_url)
         keys.Keys.load(config)

@@ -10,9 +10,9 @@ from typing import cast
 
 import flask
 
-from omniqueue import media, payloads, reaper, settings, store
+from omniqueue import media, payloads, reaper, settings, store, tracing
 from omniqueue.catalog import Catalog
-from web import traffic, wait
+from web import traces, traffic, wait
 
 _KEY = "omniqueue"
 
@@ -49,6 +49,7 @@ class Services:
             return
         with self._lock:
             if self._pid != os.getpid():
+                tracing.configure("omniqueue-router", self.config.traces)
                 self.waiter.start()
                 self._reaper = self._new_reaper()
                 self._reaper.start()
@@ -86,6 +87,7 @@ def attach(app: flask.Flask, services: Services) -> None:
     app.extensions[_KEY] = services
     app.before_request(services.start)
     traffic.attach(app, services.traffic)
+    traces.attach(app)
 
 
 def of(app: flask.Flask) -> Services:

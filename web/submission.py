@@ -14,9 +14,9 @@ from typing import Any
 import flask
 import msgspec
 
-from omniqueue import chain, errors, job, payloads, store
+from omniqueue import chain, errors, job, logs, payloads, store
 from omniqueue.pipeline import Pipeline
-from web import wait
+from web import traces, wait
 from web.services import Services
 
 #: After the job's deadline: time for the reaper to end it and for the reply, within a second of the deadline in all.
@@ -93,12 +93,14 @@ def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> sto
             idempotency_key=ask.idempotency_key,
             request_digest=ask.digest or None,
             message=message,
+            trace=traces.parent(),
         )
     except (errors.QueueFull, errors.Conflict) as exc:
         _release(services, given)
         if isinstance(exc, errors.QueueFull):
             raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
         raise
+    logs.now_about(job=submission.job_id)
     flask.g.job_id = submission.job_id  # every answer from here on names the job
     if submission.existing:
         _release(services, given)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import flask
 
-from omniqueue import errors, store
+from omniqueue import errors, logs, store
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ def attach(app: flask.Flask, traffic: Traffic) -> None:
     """Count every answer of the application."""
 
     def begin() -> None:
+        logs.now_about()
         flask.g.begun_at = time.monotonic()
 
     def end(response: flask.Response) -> flask.Response:

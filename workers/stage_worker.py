@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from celery import bootsteps, signals
 
-from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store
+from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store, tracing
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.reaper import Reaper
 from workers import device_pool, pulse
@@ -49,6 +49,7 @@ def configure(app: Any, conf: Any, options: dict[str, Any]) -> None:
             width = len((_chosen[1].devices or "0").split(","))
             mine = device_pool.take(config.device_pool, width, _chosen[1].queue, Path(config.shm_dir))
             os.environ["CUDA_VISIBLE_DEVICES"] = mine
+        tracing.configure(f"omniqueue-{_chosen[1].queue}", config.traces)
     except errors.OmniqueueError as exc:
         _refuse(exc.message)
     _, stage = _chosen
@@ -203,6 +204,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._pulse.stop()
             _host.close()
             _host.payloads.close()
+        tracing.shutdown()
 
     terminate = stop
 

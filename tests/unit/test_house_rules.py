@@ -115,9 +115,9 @@ def test_the_router_imports_no_engine_and_no_worker() -> None:
             assert not [n for n in imports(tree) if n.startswith(("workers", "omniqueue.engines."))], path
 
 
+STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py", "omniqueue/meters.py"}
 #: embedded.py waits for the server that it starts; connection.py and redis_facts.py name no key; the bench measures
 #: Redis by itself.
-STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py"}
 REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in ("connection", "embedded", "redis_facts")}
 REDIS_CLIENTS |= {"bench/transport.py"}
 
@@ -195,6 +195,12 @@ def test_celery_app_alone_sets_celery() -> None:
                     found.add((path, ast.unparse(target)))
         found |= {(path, name) for name, _ in calls(tree) if re.search(r"(^|\.)conf\.(update|setdefault)$", name)}
     assert {(path, name) for path, name in found if path != "omniqueue/celery_app.py"} == {CONCURRENCY}
+
+
+def test_tracing_alone_imports_opentelemetry_and_only_when_asked_to() -> None:
+    assert users("opentelemetry") == {"omniqueue/tracing.py"}
+    at_once = [name for name in imported_at_once(sources()["omniqueue/tracing.py"]) if name.startswith("opentelemetry")]
+    assert at_once == []
 
 
 def test_there_is_one_celery_app() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from omniqueue import embedded, errors, heartbeats, store
+from omniqueue import embedded, errors, heartbeats, meters, store
 from omniqueue.job import JobState
 from omniqueue.payloads import Reference
 from omniqueue.pipeline import Pipeline
@@ -764,6 +764,7 @@ OPERATIONS = {
     "counts": lambda s, p, c: s.counts(p.name),
     "overview": lambda s, p, c: s.overview(p),
     "traffic": lambda s, p, c: s.traffic(),
+    "trace": lambda s, p, c: s.trace(c.job_id, 0),
     "replies": lambda s, p, c: s.replies("r", 0.01),
     "controls": lambda s, p, c: s.controls("w", 0.01),
     "beat": lambda s, p, c: s.beat("w", {}),
@@ -788,7 +789,7 @@ def test_every_operation_says_broker_unavailable_when_redis_is_away(
 
 
 def test_the_operations_above_are_all_there_are() -> None:
-    members = {**vars(heartbeats.Heartbeats), **vars(Store)}
+    members = {**vars(heartbeats.Heartbeats), **vars(meters.Meters), **vars(Store)}
     public = {n for n, f in members.items() if callable(f) and not n.startswith("_")}
     assert public == OPERATIONS.keys()
 
