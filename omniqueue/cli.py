@@ -260,7 +260,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _find(options: argparse.Namespace) -> None:
     """Set the environment to the deployment that the command line means."""
-    from omniqueue import local, up
+    from omniqueue import local, topology, up
 
     if options.redis_url:
         os.environ["OMNIQUEUE_REDIS_URL"] = options.redis_url
