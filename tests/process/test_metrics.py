@@ -215,7 +215,11 @@ def query(port: int, process: Process, expr: str) -> list[Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": expr}))
-        answer = json.loads(connection.getresponse().read())
+        response = connection.getresponse()
+        text = response.read()
+        if response.status == 503:  # it is still starting
+            return []
+        answer = json.loads(text)
     except OSError:
         return []
     finally:
