@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omniqueue import __version__, errors
+from omniqueue import __version__, cli_ops, errors
 
 DEFAULT_CONFIG = "glm_image_tiny"
 
@@ -50,8 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_demo(commands)
     _add_validate(commands)
-    _add_status(commands)
-    _add_doctor(commands)
+    cli_ops.add(commands)
     _add_tiny(commands)
     return parser
 
@@ -67,7 +66,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_bind(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address the router binds (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8000, help="port of the router (default: %(default)s)")
+    parser.add_argument("--port", type=cli_ops.port, default=8000, help="port of the router (default: %(default)s)")
 
 
 def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,40 +110,6 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     validate.set_defaults(run=_validate)
 
 
-def _add_status(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    status = commands.add_parser("status", help="what waits, runs and is served, stage by stage")
-    _add_where(status)
-    status.add_argument("--watch", action="store_true", help="again and again, with rates, until Ctrl-C")
-    status.add_argument(
-        "--interval", type=_interval, default=2.0, metavar="SECONDS", help="between looks (default: %(default)s)"
-    )
-    status.add_argument("--json", action="store_true", help="as JSON, one object a look")
-    status.set_defaults(run=_status)
-
-
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="look at everything that has to hold, and say what to do; status 1 when something is broken"
-    )
-    _add_where(doctor)
-    doctor.add_argument("--host", default="127.0.0.1", help="address that the router binds (default: %(default)s)")
-    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
-    doctor.set_defaults(run=_doctor)
-
-
-def _add_where(parser: argparse.ArgumentParser) -> None:
-    """Which deployment: the environment's, or that of `omniqueue up` on this machine."""
-    parser.add_argument("file", nargs="?", help="stage config (default: OMNIQUEUE_STAGE_CONFIGS_PATH)")
-    parser.add_argument("--model", metavar="M", help="checkpoint folder or hub id (default: the config's)")
-    parser.add_argument("--redis-url", help="its Redis (default: OMNIQUEUE_REDIS_URL)")
-    parser.add_argument(
-        "--port",
-        type=_port,
-        default=8000,
-        help="where neither is given: the port of a running `omniqueue up` (default: %(default)s)",
-    )
-
-
 def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tiny = commands.add_parser(
         "tiny-checkpoint", help="write a small checkpoint in a published layout: random weights, or SmolLM2's"
@@ -153,22 +118,6 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tiny.add_argument("--out", type=Path, required=True, help="folder to write")
     tiny.add_argument("--seed", type=int, default=0)
     tiny.set_defaults(run=_tiny)
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError("must be from 1 to 65535")
-    return int(text)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError("must be a number of seconds from 0.1 to 3600")
-    return seconds
 
 
 def _replicas(text: str) -> tuple[int, int]:
@@ -256,61 +205,6 @@ def _validate(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(configfile.as_text(pipe) + "\n")
     return 0
-
-
-def _find(options: argparse.Namespace) -> None:
-    """Set the environment to the deployment that the command line means."""
-    from omniqueue import local, topology, up
-
-    if options.redis_url:
-        os.environ["OMNIQUEUE_REDIS_URL"] = options.redis_url
-    elif not os.environ.get("OMNIQUEUE_REDIS_URL"):
-        os.environ.update(local.told(up.Options(config="", port=options.port).folder()))
-    if options.file:
-        os.environ["OMNIQUEUE_STAGE_CONFIGS_PATH"] = str(topology.find_config(options.file))
-    if options.model:
-        os.environ["OMNIQUEUE_MODEL"] = options.model
-
-
-def _status(options: argparse.Namespace) -> int:
-    import json
-    import time
-
-    from omniqueue import catalog, settings, status, store
-
-    _find(options)
-    config = settings.load()
-    known, records = catalog.load(config), store.Store.from_settings(config)
-    before: status.Status | None = None
-    while True:
-        try:
-            seen = status.look(known, records)
-        except errors.BrokerUnavailable as exc:
-            if not options.watch:
-                raise
-            _say(exc.message)
-        else:
-            screen = "\033[H\033[2J" if options.watch and sys.stdout.isatty() else ""
-            text = json.dumps(status.as_json(seen)) if options.json else status.as_text(seen, before)
-            _say(screen + text)
-            before = seen
-        if not options.watch:
-            return 0
-        time.sleep(options.interval)
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    import json
-
-    from omniqueue import doctor
-
-    _find(options)
-    findings = list(doctor.examine(options.host))
-    if options.json:
-        _say(json.dumps([finding.to_json() for finding in findings], indent=2))
-    else:
-        _say(doctor.as_text(findings))
-    return 1 if any(finding.level == "error" for finding in findings) else 0
 
 
 def _tiny(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from omniqueue import errors, media, payloads, placement, settings, store
+from omniqueue import errors, media, payloads, placement, room, settings, store
 from omniqueue.engines import devices, environment
 from omniqueue.finding import Finding, error, ok, warning
 from omniqueue.pipeline import Pipeline
@@ -36,7 +36,7 @@ def shared_memory(config: settings.Settings) -> Iterator[Finding]:
             "shm", f"{shared.directory} is not a folder that can be written to.", "Let OMNIQUEUE_SHM_DIR name one."
         )
         return
-    size, free = shared.size_bytes(), shared.free_bytes()
+    size, free = room.size_bytes(shared.directory), shared.free_bytes()
     text = f"{shared.directory} has {size >> 20:,} MiB, of which {free >> 20:,} MiB are free"
     if free < _NO_ROOM_BYTES:
         yield error("shm", f"{text}; stages cannot hand over their outputs.", _RAISE)

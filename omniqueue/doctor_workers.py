@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from omniqueue import room
 from omniqueue.doctor_redis import SKEW_S
 from omniqueue.finding import Finding, error, ok, warning
 from omniqueue.heartbeats import HEARTBEAT_TTL_S
@@ -73,7 +74,7 @@ def _memory(pipe: Pipeline, mine: Sequence[Worker], shared: PayloadStore) -> Fin
                 f"{other['host']}, so one refuses what the other writes.",
                 "Give all of them the same OMNIQUEUE_HOST.",
             )
-    if first["host"] == shared.host and first["shm"]["id"] != shared.identity():
+    if first["host"] == shared.host and first["shm"]["id"] != room.identity(shared.directory):
         return error(
             "sharing",
             f"{pipe.name}: its workers use another payload folder than this process, which also calls its host "

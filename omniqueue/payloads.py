@@ -327,26 +327,10 @@ class PayloadStore:
                 sizes[facts.st_ino] = facts.st_size
         return sum(sizes.values())
 
-    def identity(self) -> str:
-        """Two processes get the same answer exactly when they see the same folder: kernel, file system, folder."""
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        facts = os.stat(self.directory)
-        return f"{kernel[:8]}-{facts.st_dev:x}-{facts.st_ino:x}"
-
-    def facts(self) -> dict[str, Any]:
-        """What a process announces of its payload folder; sizes in bytes."""
-        sizes = {"size": self.size_bytes(), "free": self.free_bytes(), "resident": self.resident_bytes()}
-        return {"id": self.identity(), "folder": str(self.directory), **sizes}
-
     def free_bytes(self) -> int:
         """Bytes free in the payload directory."""
         facts = os.statvfs(self.directory)
         return facts.f_bavail * facts.f_frsize
-
-    def size_bytes(self) -> int:
-        """Size of the file system that holds the payload directory."""
-        facts = os.statvfs(self.directory)
-        return facts.f_blocks * facts.f_frsize
 
 
 def job_of(name: str) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from omniqueue import errors, store
+from omniqueue import errors, room, store
 from workers.host import StageHost
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Pulse:
             "running": len(host.held()),
             # For the clocks of hosts to be compared.
             "told_at": time.time(),
-            "shm": host.payloads.facts(),
+            "shm": room.facts(host.payloads),
         }
 
     def _beat_loop(self) -> None:

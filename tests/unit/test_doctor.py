@@ -20,12 +20,14 @@ from omniqueue import (
     celery_app,
     cli,
     doctor,
+    doctor_host,
     doctor_redis,
     doctor_workers,
     embedded,
     errors,
     payloads,
     redis_facts,
+    room,
     settings,
     store,
 )
@@ -65,7 +67,7 @@ class Bench:
         shared = self.payloads()
         for stage_id in stages:
             named = {"worker": f"{pipe.stage(stage_id).queue}@{changes.get('host', shared.host)}.{stage_id}"}
-            facts = {"host": shared.host, "shm": shared.facts(), "told_at": time.time(), **named, **changes}
+            facts = {"host": shared.host, "shm": room.facts(shared), "told_at": time.time(), **named, **changes}
             announce(self.records, pipe, stage_id, **facts)
         self.records.declare(pipe)
 
@@ -171,7 +173,7 @@ def separate_shm(bench: Bench) -> None:
     bench.workers(0)
     other = bench.folder / "other"
     other.mkdir()
-    bench.workers(1, shm=payloads.PayloadStore("x", str(other)).facts())
+    bench.workers(1, shm=room.facts(payloads.PayloadStore("x", str(other))))
 
 
 def another_host_name(bench: Bench) -> None:
@@ -221,9 +223,8 @@ def bad_variable(bench: Bench) -> None:
 
 def dead_workers_leftovers(bench: Bench) -> None:
     shared = bench.payloads()
-    name = shared.name("0" * 32, 0, 1)
-    shared.put(name, [])
-    os.utime(shared.directory / name, (time.time() - 600,) * 2)
+    shared.put(shared.name("0" * 32, 0, 1), [])
+    bench.monkeypatch.setattr(doctor_host, "_LEFT_S", 0.0)
 
 
 def full_media_disk(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omniqueue import errors, media
+from omniqueue import errors, media, room
 from omniqueue.engines.fake import FakeEngine
 from omniqueue.payloads import PayloadStore
 from omniqueue.pipeline import Pipeline
@@ -106,7 +106,7 @@ def test_the_announcement_says_who_this_is_and_what_it_does(host: StageHost, rec
         "shm": facts["shm"],
     }
     assert abs(facts["told_at"] - time.time()) < 10
-    assert facts["shm"]["id"] == host.payloads.identity()
+    assert facts["shm"]["id"] == room.identity(host.payloads.directory)
     assert facts["shm"]["size"] >= facts["shm"]["free"] > 0
     pulse.draining()
     assert pulse.facts()["phase"] == "draining"
