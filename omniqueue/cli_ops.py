@@ -174,6 +174,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _autoscale(options: argparse.Namespace) -> int:
+    import shutil
     from pathlib import Path
     from tempfile import mkdtemp
 
@@ -183,12 +184,12 @@ def _autoscale(options: argparse.Namespace) -> int:
     config = settings.load()
     common = {"target_wait_s": options.target_wait, "cooldown_s": options.cooldown, "window_s": options.window}
     limits = {stage: scaling.Limits(low=low, high=high, **common) for stage, low, high in options.limits}
+    folder = Path(mkdtemp(prefix="omniqueue-autoscale-"))
+    pipelines, records = catalog.load(config).pipelines, store.Store.from_settings(config)
+    scaler = autoscale.Autoscaler(pipelines, records, limits, options.devices, folder, _say)
     with autoscale.until_told() as stopping:
-        scaler = autoscale.Autoscaler(
-            catalog.load(config).pipelines, store.Store.from_settings(config), limits, options.devices,
-            Path(mkdtemp(prefix="omniqueue-autoscale-")), _say,
-        )  # fmt: skip
         scaler.run(stopping)
+    shutil.rmtree(folder, ignore_errors=True)  # logs of workers that all ended as they should
     return 0
 
 
