@@ -34,6 +34,8 @@ _CODECS: dict[str, tuple[str, str, tuple[int, ...] | None]] = {
     "opus": ("ogg", "libopus", (8000, 12000, 16000, 24000, 48000)),
     "aac": ("adts", "aac", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }
+#: Rates by format, for those that do not know every one.
+FORMAT_RATES = {name: rates for name, (_, _, rates) in _CODECS.items() if rates is not None}
 _LAYOUTS = {1: "mono", 2: "stereo"}
 #: Samples that are converted at once.
 _BLOCK = 48_000
@@ -48,7 +50,7 @@ def encode(
     changes only where the format does not know it, or where another is wanted. Raises EngineError for other sound.
     """
     samples, channels = _checked(audio)
-    codec_rates = _CODECS[output_format][2] if output_format in _CODECS else None
+    codec_rates = FORMAT_RATES.get(output_format)
     target = wanted_rate or rate
     if codec_rates is not None and target not in codec_rates:
         target = next((known for known in codec_rates if known > target), codec_rates[-1])

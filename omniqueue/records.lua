@@ -122,9 +122,9 @@ local function finalize(id, state, error, result)
   return state
 end
 
-local function failure(id, stage, kind, reason)
+local function failure(id, stage, kind, reason, param)
   return cjson.encode({stage = stage, name = cjson.decode(get(id, 'names'))[stage + 1], code = kind, message = reason,
-    attempts = num(get(id, stage .. ':attempt'))})
+    attempts = num(get(id, stage .. ':attempt')), param = param ~= '' and param or nil})
 end
 
 -- An attempt ended without a result. Returns 'queued' when the stage is owed again, else the terminal state.
@@ -299,11 +299,11 @@ function ops.say(id, stage, attempt, ...)
   return {'ok'}
 end
 
--- id, stage, attempt, code, reason, '1' to try again, '1' to count it as a failure
-function ops.fail(id, stage, attempt, code, reason, retry, counted)
+-- id, stage, attempt, code, reason, '1' to try again, '1' to count it as a failure, the request's field at fault or ''
+function ops.fail(id, stage, attempt, code, reason, retry, counted, param)
   stage = num(stage)
   if not is_current(id, stage, attempt) then return {'stale'} end
-  return {attempt_failed(id, stage, failure(id, stage, code, reason), retry == '1', counted == '1')}
+  return {attempt_failed(id, stage, failure(id, stage, code, reason, param), retry == '1', counted == '1')}
 end
 
 function ops.cancel(id)

@@ -185,11 +185,18 @@ class Store(Heartbeats, Meters):
         with reachable():
             self.client.lpush(message.list, message.text)
 
-    def fail(self, claim: Claim, code: str, reason: str, *, retry: bool, counted: bool = True) -> str:
-        """End an attempt without a result. Returns queued (owed again), stale, failed, cancelled or expired."""
+    def fail(
+        self, claim: Claim, code: str, reason: str, *, retry: bool, counted: bool = True, param: str | None = None
+    ) -> str:
+        """End an attempt without a result. Returns queued (owed again), stale, failed, cancelled or expired.
+
+        ``param`` is the request's field at fault, where the engine names one.
+        """
         reason = reason[:_REASON_CHARS].encode(errors="replace").decode()
         flags = ["1" if flag else "0" for flag in (retry, counted)]
-        return str(self._call("fail", claim.job_id, claim.stage_id, claim.attempt, code, reason, *flags)[0])
+        return str(
+            self._call("fail", claim.job_id, claim.stage_id, claim.attempt, code, reason, *flags, param or "")[0]
+        )
 
     def say(self, claim: Claim, pieces: Iterable[Mapping[str, Any]]) -> None:
         """Add pieces of text that a stage is writing, if the claim still holds, and wake the router that waits."""

@@ -30,7 +30,7 @@ def _write(path: str, view: memoryview, shape: tuple[int, ...], fps: float) -> N
     # The index goes to the front, so that a browser can begin before the end has arrived; for that the muxer reads
     # its own file again.
     with av.open(path, "w", format="mp4", options={"movflags": "+faststart"}) as container:
-        stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+        stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
         stream.width, stream.height = width, height
         # Players want half the colours' resolution, which sides of an odd length do not have.
         stream.pix_fmt = "yuv444p" if width % 2 or height % 2 else "yuv420p"

@@ -104,6 +104,8 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     message: str
+    #: The request's field at fault, where the engine names one.
+    param: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Job(Answer, frozen=True, kw_only=True):

@@ -88,6 +88,9 @@ def _check(pipe: Pipeline, request: schema_chat.ChatCompletion, kinds: tuple[str
         raise errors.InvalidRequest("stream_options needs stream.", param="stream_options")
     if request.top_logprobs is not None and not request.logprobs:
         raise errors.InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    longest = request.max_tokens or request.max_completion_tokens
+    if request.min_tokens is not None and longest is not None and request.min_tokens > longest:
+        raise errors.InvalidRequest(f"min_tokens must be at most max_tokens, {longest}.", param="min_tokens")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise errors.InvalidRequest(
             "max_completion_tokens is another name for max_tokens; give one of them.", param="max_completion_tokens"

@@ -69,7 +69,7 @@ class _Stream:
         self._services, self._ask, self._watch = services, ask, watch
         self._words = iter(watch)
         self._count = bool(request.stream_options and request.stream_options.include_usage)
-        self._head = chat.head(ask.pipeline, watch.job_id, ask.job, time.time(), "chat.completion.chunk")
+        self._head = chat.head(ask.pipeline, watch.job_id, ask.job, watch.created_at, "chat.completion.chunk")
         self._answers = [_Heard() for _ in range(request.n)]
         self._with_text = "text" in ask.job.get("modalities", ("text",))
         self._after = "-"

@@ -82,7 +82,7 @@ def of_job(record: job.Job) -> Problem:
     """Why a job has no result, with the stage, the reason and the number of attempts."""
     facts = job_error(record)
     kind = _JOB_ERRORS.get(facts["code"], errors.JobFailed)
-    return Problem(kind.status, facts["message"], kind.type, facts["code"])
+    return Problem(kind.status, facts["message"], kind.type, facts["code"], facts.get("param"))
 
 
 def job_error(record: job.Job) -> dict[str, Any]:

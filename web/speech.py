@@ -47,6 +47,7 @@ def generate() -> flask.Response:
 def _ask(pipe: Pipeline, request: schema_speech.Sound, endpoint: str, more: Mapping[str, Any]) -> submission.Ask:
     """Everything that can be refused is refused here. Raises InvalidRequest."""
     params.check_prompt(pipe, request.input, "input")
+    _check_rate(request)
     last = asks.last_stage(pipe, ("audio",))
     job = {
         "kind": "audio",
@@ -61,6 +62,17 @@ def _ask(pipe: Pipeline, request: schema_speech.Sound, endpoint: str, more: Mapp
     if len(asks.outputs(pipe)) > 1:
         job["modalities"] = ["audio"]
     return asks.ask(pipe, request, endpoint, job, last)
+
+
+def _check_rate(request: schema_speech.Sound) -> None:
+    """Raise InvalidRequest for a rate that the format does not know: another one would not be what was asked."""
+    known = audio.FORMAT_RATES.get(request.response_format)
+    if request.sample_rate is None or known is None or request.sample_rate in known:
+        return
+    raise errors.InvalidRequest(
+        f"sample_rate {request.sample_rate}: {request.response_format} knows {', '.join(map(str, known))}.",
+        param="sample_rate",
+    )
 
 
 def _generation(pipe: Pipeline, request: schema_speech.AudioGeneration) -> dict[str, Any]:

@@ -146,16 +146,20 @@ class Watch:
         self._stack = contextlib.ExitStack()
         self._deadline = time.monotonic() + ask.timeout_s + GRACE_S
         self.job_id = store.new_id()
+        #: Unix seconds: now, or when the job was made that a retry finds.
+        self.created_at = time.time()
         self._waiting = self._stack.enter_context(services.waiter.expect(self.job_id))
         try:
             submission = accept(services, ask, self.job_id, services.waiter.reply_to)
+            if submission.existing:
+                self.job_id = submission.job_id
+                if (record := services.store.job(self.job_id)) is not None:
+                    self.created_at = record.created_at
+                self._waiting = self._stack.enter_context(services.waiter.expect(self.job_id))
+                self._waiting.woken.set()  # it may have ended long ago
         except BaseException:
             self._stack.close()
             raise
-        if submission.existing:
-            self.job_id = submission.job_id
-            self._waiting = self._stack.enter_context(services.waiter.expect(self.job_id))
-            self._waiting.woken.set()  # it may have ended long ago
 
     def __iter__(self) -> Iterator[job.Job | None]:
         """Raises JobFailed for a record that vanished, JobExpired, ShuttingDown, ClientLeft."""

@@ -11,7 +11,7 @@ from werkzeug.routing import BaseConverter
 
 from omniqueue import errors, job, params, store
 from omniqueue.pipeline import Pipeline
-from web import asks, decode, form, jobs, openai_format, openapi, schema_video, submission, video_view
+from web import asks, decode, files, form, jobs, openai_format, openapi, schema_video, submission, video_view
 from web.services import Services, current
 
 blueprint = flask.Blueprint("videos", __name__)
@@ -288,9 +288,13 @@ operations = (
         method="GET",
         path="/v1/videos/{video_id}/content",
         summary="The video's file",
-        responses={200: _MP4},
-        parameters=(_ID, openapi.Parameter("variant", "query", Literal["video"], "Only the video itself.")),
-        errors=(404, 422),
+        responses={200: _MP4, 206: _MP4},
+        parameters=(
+            _ID,
+            openapi.Parameter("variant", "query", Literal["video"], "Only the video itself."),
+            files.RANGE,
+        ),
+        errors=(404, 416, 422),
     ),
     openapi.Operation(
         method="DELETE",

@@ -223,8 +223,9 @@ class StageHost:
         """Record an attempt that ended without a result; what is owed again is enqueued at once."""
         if isinstance(error, errors.EngineDead):
             self.dead.set()
+        code = error.code or "server_error"
         outcome: str = _patiently(
-            lambda: self.store.fail(claim, error.code or "server_error", error.message, retry=retry, counted=counted)
+            lambda: self.store.fail(claim, code, error.message, retry=retry, counted=counted, param=error.param)
         )
         if outcome == "queued":
             chain.republish(self.pipe, self.store, store.Owed(claim.job_id, claim.stage_id))

@@ -36,7 +36,9 @@ def resolve(defaults: Any, overrides: Mapping[str, Any], constraints: Mapping[st
     try:
         params = kind(**values)
     except (TypeError, ValueError, VLLMClientError) as exc:
-        raise errors.EngineRejected(f"The stage does not take these parameters: {exc}") from exc
+        raise errors.EngineRejected(
+            f"The stage does not take these parameters: {exc}", param=getattr(exc, "parameter", None)
+        ) from exc
     return _for_one_answer(params)
 
 

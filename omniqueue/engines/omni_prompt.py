@@ -62,7 +62,9 @@ def conversed(job: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
             [dict(message) for message in job["messages"]], tokenize=False, add_generation_prompt=True
         )
     except Exception as exc:  # a template is a program that comes with the model, and may raise anything
-        raise errors.EngineRejected(f"messages: the model's chat template refuses them: {exc}") from exc
+        raise errors.EngineRejected(
+            f"messages: the model's chat template refuses them: {exc}", param="messages"
+        ) from exc
     return {**job, "prompt": text}
 
 

@@ -111,7 +111,9 @@ class VllmEngine:
                 [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, return_dict=False
             )
         except Exception as exc:  # a template is a program that comes with the model, and may raise anything
-            raise errors.EngineRejected(f"messages: the model's chat template refuses them: {exc}") from exc
+            raise errors.EngineRejected(
+                f"messages: the model's chat template refuses them: {exc}", param="messages"
+            ) from exc
         return [int(one) for one in made]
 
     def _sampling(self, overrides: Mapping[str, Any], prompt_tokens: int) -> Any:
@@ -126,18 +128,22 @@ class VllmEngine:
         if room < 1:
             raise errors.EngineRejected(
                 f"messages: they have {prompt_tokens:,} tokens, and the model reads and writes at most "
-                f"{room + prompt_tokens:,}."
+                f"{room + prompt_tokens:,}.",
+                param="messages",
             )
         if given.get("max_tokens") is not None and given["max_tokens"] > room:
             raise errors.EngineRejected(
                 f"max_tokens is {given['max_tokens']:,}, and after the {prompt_tokens:,} tokens of the messages the "
-                f"model has room for {room:,}."
+                f"model has room for {room:,}.",
+                param="max_tokens",
             )
         values["max_tokens"] = min(values.get("max_tokens") or room, room)
         try:
             return SamplingParams(**values, output_kind=RequestOutputKind.DELTA)
         except (TypeError, ValueError, VLLMClientError) as exc:
-            raise errors.EngineRejected(f"The model does not take these parameters: {exc}") from exc
+            raise errors.EngineRejected(
+                f"The model does not take these parameters: {exc}", param=getattr(exc, "parameter", None)
+            ) from exc
 
     async def _translated(self, exc: Exception) -> errors.EngineError:
         """What the host is told: the request's fault, the engine's end, or this request's failure."""

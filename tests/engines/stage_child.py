@@ -99,7 +99,9 @@ class Child:
 
 
 def _error(exc: BaseException | None) -> dict[str, Any]:
-    return {"error": {"type": type(exc).__name__, "message": str(exc)}} if exc is not None else {}
+    if exc is None:
+        return {}
+    return {"error": {"type": type(exc).__name__, "message": str(exc), "param": getattr(exc, "param", None)}}
 
 
 if __name__ == "__main__":

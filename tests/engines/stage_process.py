@@ -140,5 +140,5 @@ def _checked(line: Future[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
     answer = line.result(timeout=timeout_s)
     if "error" in answer:
         raised = getattr(errors, answer["error"]["type"], errors.OmniqueueError)
-        raise raised(f"{answer['error']['type']}: {answer['error']['message']}")
+        raise raised(f"{answer['error']['type']}: {answer['error']['message']}", param=answer["error"]["param"])
     return answer

@@ -126,19 +126,21 @@ def test_a_stopped_request_ends_soon(writer: StageProcess, how: str) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("question", "params", "said"),
+    ("question", "params", "said", "param"),
     [
-        ("hi " * 3000, {}, "messages: they have 3,0"),
-        ("hi", {"max_tokens": 2048}, "max_tokens is 2,048"),
-        ("hi", {"temperature": -1.0}, "temperature"),
-        ("hi", {"temprature": 1.0}, "did you mean temperature"),
+        ("hi " * 3000, {}, "messages: they have 3,0", "messages"),
+        ("hi", {"max_tokens": 2048}, "max_tokens is 2,048", "max_tokens"),
+        ("hi", {"temperature": -1.0}, "temperature", "temperature"),
+        ("hi", {"temprature": 1.0}, "did you mean temperature", "temprature"),
+        ("hi", {"logit_bias": {"999999": 1.0}}, "out-of-vocab", "logit_bias"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(
-    writer: StageProcess, question: str, params: dict[str, Any], said: str
+    writer: StageProcess, question: str, params: dict[str, Any], said: str, param: str
 ) -> None:
-    with pytest.raises(errors.EngineRejected, match=said):
+    with pytest.raises(errors.EngineRejected, match=said) as caught:
         writer.generate(ask(question), overrides=params).result()
+    assert caught.value.param == param
 
 
 @pytest.mark.engine

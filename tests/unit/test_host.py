@@ -450,7 +450,7 @@ def test_the_lease_is_prolonged_while_an_outcome_is_being_recorded(
     ("raised", "code", "says"),
     [
         (errors.EngineError("no"), "engine_error", "no"),
-        (errors.EngineRejected("too long"), "engine_rejected", "too long"),
+        (errors.EngineRejected("too long", param="prompt"), "engine_rejected", "too long"),
         (ValueError("odd", threading.Lock()), "engine_error", "ValueError"),
         (TimeoutError("its own"), "engine_error", "TimeoutError: its own"),
         (errors.NoRoom(), "no_room", "/dev/shm"),
@@ -475,6 +475,7 @@ def test_what_an_engine_raises_fails_its_job_with_the_reason_and_no_other(
     assert record.error is not None
     assert (record.state, record.error["code"], record.error["stage"]) == (JobState.FAILED, code, 0)
     assert says in record.error["message"]
+    assert record.error.get("param") == getattr(raised, "param", None)
     assert len(record.error["message"]) < 5000
     open_gate(host, "wait")
     thread.join()

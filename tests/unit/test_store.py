@@ -351,6 +351,19 @@ def test_lapsed_leases_count_and_the_error_says_that_the_worker_was_lost(records
 def test_a_failure_that_a_retry_would_not_mend_ends_the_job_at_once(records: Store, pipe: Pipeline) -> None:
     job_id = submit(records, pipe)
     assert records.fail(claim(records, pipe, job_id), "engine_rejected", "too long", retry=False) == "failed"
+    record = records.job(job_id)
+    assert record is not None
+    assert record.error is not None
+    assert "param" not in record.error
+
+
+def test_a_failure_names_the_field_at_fault_where_there_is_one(records: Store, pipe: Pipeline) -> None:
+    job_id = submit(records, pipe)
+    records.fail(claim(records, pipe, job_id), "engine_rejected", "too long", retry=False, param="max_tokens")
+    record = records.job(job_id)
+    assert record is not None
+    assert record.error is not None
+    assert record.error["param"] == "max_tokens"
 
 
 def test_handing_back_is_not_counted(records: Store) -> None:

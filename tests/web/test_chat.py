@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,8 @@ def test_text_alone_ends_the_job_at_the_stage_that_writes(served: Live) -> None:
 BAD = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
+    ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+    ({"min_tokens": 3, "max_completion_tokens": 2}, "min_tokens"),
     ({"messages": [{"role": "user", "content": " "}]}, "messages"),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
@@ -328,6 +331,16 @@ def test_the_same_key_streams_the_same_answer_again(served: Live) -> None:
     first, second = ([json.loads(data) for _, data in one[:-1]] for one in found)
     assert text_of(first) == text_of(second) == WORDS
     assert first[0]["id"] == second[0]["id"]
+
+
+def test_a_stream_that_is_asked_for_again_is_dated_as_its_job(served: Live) -> None:
+    headers = {"Idempotency-Key": "stream-2"}
+    made: set[int] = set()
+    for _ in range(2):
+        response = served.post(CHAT, json=body(stream=True), headers=headers)
+        made |= {json.loads(data)["created"] for _, data in live.events(response.response)[:-1]}
+        time.sleep(1.0)
+    assert made == {int(served.job(response).created_at)}
 
 
 def test_a_stream_whose_router_fails_ends_with_an_error_event_too(

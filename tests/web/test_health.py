@@ -181,3 +181,47 @@ def test_head_of_a_file_has_its_size_and_no_body(idle_router: Router) -> None:
     response = idle_router.client.head(f"/v1/files/{NAME}")
     assert (response.status_code, response.content_length, response.data) == (200, 700_000, b"")
     assert idle_router.client.get(f"/v1/files/{NAME}").data == b"x" * 700_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [
+        ("bytes=0-9", 0, 10),
+        ("bytes=699990-", 699_990, 700_000),
+        ("bytes=5-9999999", 5, 700_000),
+        ("bytes=-7", 699_993, 700_000),
+        ("bytes=-9999999", 0, 700_000),
+        ("bytes=100-599999", 100, 600_000),
+    ],
+)
+def test_a_part_of_a_file_can_be_had(idle_router: Router, asked: str, start: int, end: int) -> None:
+    content = bytes(range(250)) * 2800
+    idle_router.media.write(NAME, content)
+    response = idle_router.client.get(f"/v1/files/{NAME}", headers={"Range": asked})
+    assert (response.status_code, response.content_length) == (206, end - start)
+    assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/700000"
+    assert response.data == content[start:end]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Range": "bytes=9-5"},
+        {"Range": "bytes=0-1,4-5"},
+        {"Range": "lines=0-1"},
+        {"Range": "bytes=\u0663-"},
+        {"Range": ""},
+        {"Range": "bytes=0-1", "If-Range": '"v"'},
+    ],
+)
+def test_what_is_no_part_is_answered_with_the_whole(idle_router: Router, headers: dict[str, str]) -> None:
+    idle_router.media.write(NAME, b"x" * 100)
+    response = idle_router.client.get(f"/v1/files/{NAME}", headers=headers)
+    assert (response.status_code, response.data) == (200, b"x" * 100)
+    assert response.headers["Accept-Ranges"] == "bytes"
+
+
+def test_a_part_behind_the_end_is_416(idle_router: Router) -> None:
+    idle_router.media.write(NAME, b"x" * 100)
+    response = idle_router.client.get(f"/v1/files/{NAME}", headers={"Range": "bytes=100-"})
+    assert error_of(response, 416)["param"] == "Range"

@@ -155,6 +155,16 @@ def test_a_failed_job_says_which_stage_why_and_after_how_many_attempts(
     assert idle_router.job(response.headers["X-Omniqueue-Job-Id"])["error"]["code"] == code
 
 
+def test_an_engines_refusal_names_the_field(idle_router: Router) -> None:
+    def refuse(workers: support.Workers, claim: store.Claim) -> None:
+        workers.router.store.fail(claim, "engine_rejected", "Too long.", retry=False, param="prompt")
+
+    with support.Workers(idle_router, refuse):
+        response = idle_router.post()
+    assert error_of(response, 400)["param"] == "prompt"
+    assert idle_router.job(response.headers["X-Omniqueue-Job-Id"])["error"]["param"] == "prompt"
+
+
 def test_a_job_past_its_deadline_is_504_within_a_second(idle_router: Router) -> None:
     with support.Workers(idle_router, support.holding):
         response = idle_router.post(json={"prompt": PROMPT, "request_timeout_s": 0.4})

@@ -67,6 +67,8 @@ def test_a_video_is_made_as_a_job_and_downloaded(served: Live) -> None:
     assert (made["status"], made["progress"], made["error"], made["seed"]) == ("completed", 100, None, 7)
     assert made["expires_at"] - made["completed_at"] == 3600
     response = served.client.get(f"{VIDEOS}/{video['id']}/content")
+    part = served.client.get(f"{VIDEOS}/{video['id']}/content", headers={"Range": "bytes=4-7"})
+    assert (part.status_code, part.data) == (206, b"ftyp")
     assert (response.status_code, response.content_type) == (200, "video/mp4")
     assert frames(response.data) == ("h264", 32, 16, 4, 8.0)
 
