@@ -21,6 +21,8 @@ MAX_SIDE = 16_384
 #: Modes kept as they are, with their channels; the rest becomes one of them without loss.
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _CONVERTED = {"1": "L", "P": "RGB", "PA": "RGBA", "LA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+#: Modes without a channel for transparency, of which a PNG may say that one colour, or some, are transparent.
+_KEYED = ("1", "L", "P", "RGB")
 #: What Pillow raises for files that are damaged, each format in its own way.
 _DAMAGED = (
     OSError,
@@ -58,9 +60,12 @@ def decode(content: bytes, param: str, max_pixels: int = MAX_PIXELS) -> Tensor:
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:  # reads the header only
             _check(image.size, max_pixels, getattr(image, "n_frames", 1), param)
+            if any("16" in str(tile[3]) for tile in image.tile):  # colours would be cut to 8 bits without a word
+                raise BadPicture(f"{param}: pictures of 16 bits are not read; send 8 bits.", param=param)
             image.load()
             whole = ImageOps.exif_transpose(image)
-            wanted = "RGBA" if image.mode == "P" and "transparency" in image.info else _CONVERTED.get(image.mode)
+            keyed = image.mode in _KEYED and "transparency" in image.info
+            wanted = "RGBA" if keyed else _CONVERTED.get(image.mode)
             picture = whole.convert(wanted) if wanted else whole
             channels = _CHANNELS.get(picture.mode)
             if channels is None:

@@ -96,6 +96,12 @@ def _unknown(job_id: str) -> errors.NotFound:
 def page(find: Callable[[str], job.Job | None]) -> tuple[int, bool, job.Job | None]:
     """limit, ascending and the job to go on after, which ``find`` knows by its id. Raises InvalidRequest."""
     arguments = flask.request.args
+    known = [parameter.name for parameter in PAGE]
+    for name, given in arguments.lists():
+        if name not in known:
+            raise errors.InvalidRequest(f"A list takes {', '.join(known)}, not {name[:100]!r}.", param=name[:100])
+        if len(given) > 1:
+            raise errors.InvalidRequest(f"{name} is given {len(given)} times.", param=name)
     text, order, after = arguments.get("limit", "20"), arguments.get("order", "desc"), arguments.get("after")
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_LIMIT):
         raise errors.InvalidRequest(f"limit must be a whole number from 1 to {_MAX_LIMIT}.", param="limit")

@@ -43,6 +43,9 @@ def options(bind: str, config: settings.Settings, workers: int = 1) -> dict[str,
         "keepalive": 75,
         # The heartbeat file on a disk that stalls would get healthy workers killed.
         "worker_tmp_dir": config.shm_dir,
+        # From this host gunicorn would take SCRIPT_NAME and PATH_INFO, headers that anybody can send: a path that does
+        # not begin with the one would be answered 500, and URLs in answers would begin with it.
+        "forwarder_headers": "",
         # No second way in, and no socket left behind.
         "control_socket_disable": True,
         "when_ready": _bound_silence,

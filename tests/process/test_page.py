@@ -196,6 +196,18 @@ def test_history_outlives_the_page_and_is_text(page: Page) -> None:
     assert page.find("#history button") == []
 
 
+@pytest.mark.parametrize(
+    "kept", ["[null]", '[{"prompt": {}, "kind": "image"}]', '[{"prompt": "x", "kind": "odd"}]', "7", "{"]
+)
+def test_what_is_no_history_does_not_keep_the_page_from_starting(page: Page, kept: str) -> None:
+    page.driver.execute_script("localStorage.setItem('omniqueue.history', arguments[0])", kept)
+    page.driver.refresh()
+    eventually(lambda: page.find("#model option"))
+    page.says("Every stage has a worker", "#ready")
+    assert page.find("#history button") == []
+    assert page.complaints() == []
+
+
 def test_a_killed_worker_shows(page: Page, machine: Cluster) -> None:
     queue = machine.pipe.stages[1].queue
     assert "bad" not in page.one(f"tr[data-queue='{queue}'] td:last-child").get_attribute("class")

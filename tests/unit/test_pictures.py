@@ -34,6 +34,13 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+def deep(kind: int, channels: int) -> bytes:
+    """A PNG of one pixel with 16 bits a channel."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, kind, 0, 0, 0))
+    rows = zlib.compress(b"\0" + b"\x12\x34" * channels)
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
 def animated() -> bytes:
     file = io.BytesIO()
     frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 255)]
@@ -62,6 +69,13 @@ def test_a_palette_with_transparency_keeps_it() -> None:
     assert pictures.decode(encoded("P", transparency=1), "image").shape == (4, 6, 4)
 
 
+@pytest.mark.parametrize(("mode", "colour"), [("1", 1), ("L", 7), ("RGB", (10, 20, 30))])
+def test_a_transparent_colour_stays_transparent(mode: str, colour: Any) -> None:
+    tensor = pictures.decode(encoded(mode, transparency=colour), "image")
+    assert tensor.shape == (4, 6, 4)
+    assert set(bytes(tensor.buffer)[3::4]) == {0}
+
+
 def test_a_photograph_is_turned_as_it_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
@@ -85,6 +99,9 @@ BAD = {
     "half a webp": encoded(kind="WEBP", size=(64, 64))[:40],
     "a broken checksum": WHOLE[:40] + bytes([WHOLE[40] ^ 255]) + WHOLE[41:],
     "16 bits": encoded("I;16"),
+    "16 bits of colours": deep(2, 3),
+    "16 bits of grey and alpha": deep(4, 2),
+    "16 bits of colours and alpha": deep(6, 4),
     "frames": animated(),
     "no pixels": b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 0, 0, 8, 2, 0, 0, 0)),
     "a text bomb": WHOLE[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * (1 << 24))) + WHOLE[33:],

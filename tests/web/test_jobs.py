@@ -188,7 +188,12 @@ def test_an_unknown_query_parameter_does_not_matter_since_proxies_add_them(idle_
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [*[("limit", text) for text in ("0", "-1", "101", "x", "", "1.5", "٣", "1e1")], ("order", "up"), ("after", "nope")],
+    [
+        *[("limit", text) for text in ("0", "-1", "101", "x", "", "1.5", "٣", "1e1")],
+        ("order", "up"),
+        ("after", "nope"),
+        ("limt", "1"),
+    ],
 )
 def test_a_bad_page_is_refused_by_name(idle_router: Router, field: str, value: str) -> None:
     response = idle_router.client.get("/v1/jobs", query_string={field: value})

@@ -256,6 +256,14 @@ def test_what_is_no_http_gets_an_error_in_the_shape_of_all_others(running: Serve
     assert requests.get(f"{running.url}/health", timeout=5).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["SCRIPT_NAME", "PATH_INFO"])
+@pytest.mark.parametrize("value", ["/nowhere", "/v1"])
+def test_no_header_changes_the_path(running: Server, name: str, value: str) -> None:
+    response = requests.get(f"{running.url}/v1/models", headers={name: value}, timeout=5)
+    assert response.status_code == 200, response.text
+    assert response.json()["object"] == "list"
+
+
 def test_a_malformed_chunk_is_the_clients_fault(running: Server) -> None:
     assert raw(running.url, b"Transfer-Encoding: chunked\r\n\r\nzz\r\nfoo").startswith(b"HTTP/1.1 400")
 

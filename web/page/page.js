@@ -282,10 +282,11 @@ async function look() {
 
 // -- history -----------------------------------------------------------------------------------------------------------
 
+// What is kept may be of another version or by another hand: what is no entry must not keep the page from starting.
 function history() {
   try {
     const found = JSON.parse(localStorage.getItem(HISTORY));
-    return Array.isArray(found) ? found : [];
+    return Array.isArray(found) ? found.filter((entry) => typeof entry?.prompt === "string" && KINDS.includes(entry.kind)) : [];
   } catch {
     return [];
   }
