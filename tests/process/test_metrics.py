@@ -162,9 +162,13 @@ def check(cluster: Cluster, statuses: Counter[int]) -> None:
         return counted == {s: statuses[s] for s in (200, 400, 500)}
 
     eventually(told_requests, 5.0)
-    # Whichever process answers.
-    seen = [steady(scrape(cluster)) for _ in range(8)]
-    assert all(one == seen[0] for one in seen[1:])
+
+    def alike() -> bool:
+        """Whichever process answers, once both have told what they had not told yet."""
+        seen = [steady(scrape(cluster)) for _ in range(8)]
+        return all(one == seen[0] for one in seen[1:])
+
+    eventually(alike, 10.0)
 
 
 # -- Prometheus itself -------------------------------------------------------------------------------------------------
