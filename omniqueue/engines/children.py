@@ -7,10 +7,17 @@ and ends with it.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
 import psutil
+
+from omniqueue.engines import guard
+
+#: A guard that has nothing left to end is gone as soon as it has read that; it may only just have started, in seconds.
+_GUARD_PATIENCE_S = 10.0
 
 
 class ChildProcesses:
@@ -18,6 +25,7 @@ class ChildProcesses:
 
     def __init__(self) -> None:
         self._roots: list[psutil.Process] = []
+        self._guards: list[subprocess.Popen[bytes]] = []
 
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
@@ -26,7 +34,19 @@ class ChildProcesses:
         try:
             yield
         finally:
-            self._roots += [child for child in psutil.Process().children() if child not in before]
+            mine = [child for child in psutil.Process().children() if child not in before]
+            self._roots += mine
+            self._guard([child for child in mine if child.pid != _tracker_pid()])
+
+    def _guard(self, processes: list[psutil.Process]) -> None:
+        names = []
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(guard.name(process))
+        if names:
+            command = [sys.executable, "-m", "omniqueue.engines.guard", *names]
+            # A session of its own: a Ctrl-C at the terminal is for the worker, which ends its engine in order.
+            self._guards.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
     def alive(self) -> list[psutil.Process]:
         """The engine's processes that still run."""
@@ -47,7 +67,20 @@ class ChildProcesses:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(stuck, timeout=patience_s)
+        for watching in self._guards:
+            _dismiss(watching)
+        self._guards.clear()
         return [process.pid for process in stuck]
+
+
+def _dismiss(watching: subprocess.Popen[bytes]) -> None:
+    if watching.stdin is not None:
+        watching.stdin.close()
+    try:
+        watching.wait(_GUARD_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        watching.kill()
+        watching.wait()
 
 
 def _tracker_pid() -> int | None:
