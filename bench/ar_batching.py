@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="requests (default: %(default)s)")
     parser.add_argument("--size", default="64x64", help="picture size (default: %(default)s)")
     options = parser.parse_args()
-    model = str(demo.tiny_model(print))
+    model = str(demo.tiny_model())
     os.environ |= {"OMNIQUEUE_STAGE_CONFIGS_PATH": CONFIG, "OMNIQUEUE_MODEL": model, "VLLM_LOGGING_LEVEL": "WARNING"}
     pipe = configfile.load(CONFIG, model=model)
     with tempfile.TemporaryDirectory(prefix="oq-") as folder, worker(Path(folder)) as records:

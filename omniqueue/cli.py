@@ -114,7 +114,7 @@ def _add_tiny(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tiny = commands.add_parser(
         "tiny-checkpoint", help="write a small checkpoint in a published layout: random weights, or SmolLM2's"
     )
-    tiny.add_argument("architecture", choices=["glm_image", "smollm2", "stable_audio", "wan"])
+    tiny.add_argument("architecture", choices=["smollm2", "stable_audio", "wan"])
     tiny.add_argument("--out", type=Path, required=True, help="folder to write")
     tiny.add_argument("--seed", type=int, default=0)
     tiny.set_defaults(run=_tiny)
@@ -179,12 +179,12 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _default_model(configs: list[str]) -> str | None:
-    """The tiny checkpoint for the tiny config, written on first use."""
+    """The tiny checkpoint for the tiny config."""
     if [Path(config).stem for config in configs] != [DEFAULT_CONFIG] or os.environ.get("OMNIQUEUE_MODEL"):
         return None
     from omniqueue import demo
 
-    return str(demo.tiny_model(_say))
+    return str(demo.tiny_model())
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -208,12 +208,10 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _tiny(options: argparse.Namespace) -> int:
-    from omniqueue.engines import smollm2, tiny_diffusion, tiny_glm_image
+    from omniqueue.engines import smollm2, tiny_diffusion
 
     if options.architecture == "smollm2":
         smollm2.write(options.out, _say)
-    elif options.architecture == "glm_image":
-        tiny_glm_image.write(options.out, options.seed, _say)
     else:
         tiny_diffusion.write(options.architecture, options.out, options.seed, _say)
     _say(f"wrote    {options.out}")

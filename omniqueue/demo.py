@@ -5,33 +5,31 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from omniqueue import errors, up
+from omniqueue import errors, pictures, terminal, up
 
 Say = Callable[[str], None]
 
 
-def tiny_model(say: Say) -> Path:
-    """The tiny GLM-Image in the user's cache, written on first use (in a child, which may import torch)."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "omniqueue" / "tiny-glm-image-1"
-    if not folder.is_dir():
-        say(f"model    writing a tiny random GLM-Image to {folder}")
-        command = [sys.executable, "-m", "omniqueue.cli", "tiny-checkpoint", "glm_image", "--out", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            raise errors.ConfigError(f"The tiny checkpoint could not be written:\n{done.stderr[-2000:]}")
-    return folder
+#: The trained checkpoint, which a clone holds.
+CHECKPOINT = Path(__file__).resolve().parents[1] / "examples" / "tiny_glm_image" / "checkpoint"
+
+
+def tiny_model() -> Path:
+    """The folder of the tiny GLM-Image. Raises ConfigError where omniqueue was installed without its repository."""
+    if not (CHECKPOINT / "model_index.json").exists():
+        raise errors.ConfigError(
+            f"{CHECKPOINT} is not there: run this from a clone of the repository, or name a --model."
+        )
+    return CHECKPOINT
 
 
 def run(prompt: str, size: str, out: Path, say: Say) -> int:
@@ -40,9 +38,11 @@ def run(prompt: str, size: str, out: Path, say: Say) -> int:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise errors.ConfigError(f"{out} cannot be made ({exc.strerror}); give another --out.") from exc
-    options = up.Options(config="glm_image_tiny", port=free_port(), model=str(tiny_model(say)))
+    began = time.monotonic()
+    options = up.Options(config="glm_image_tiny", port=free_port(), model=str(tiny_model()))
     with up.running(options, say) as machine:
         machine.interruptible = True
+        say(f"started  in {time.monotonic() - began:.0f} s")
         name = machine.pipe.served_model_names[0]
         say(f"asking   {name} for {prompt!r}, {size}")
         started = time.monotonic()
@@ -50,8 +50,11 @@ def run(prompt: str, size: str, out: Path, say: Say) -> int:
         answer = post(options.port, "/v1/images/generations", body)
         took_s = time.monotonic() - started
         path = out / (re.sub(r"[^A-Za-z0-9]+", "-", prompt).strip("-").lower()[:60] + ".png")
-        path.write_bytes(base64.b64decode(answer["data"][0]["b64_json"]))
+        content = base64.b64decode(answer["data"][0]["b64_json"])
+        path.write_bytes(content)
     shutil.rmtree(options.folder(), ignore_errors=True)  # logs of a run that went well, under a port drawn at random
+    if terminal.shows_pictures(sys.stdout):
+        print(*terminal.picture_lines(pictures.decode(content, "picture")), sep="\n")
     say(f"picture  {path.resolve()} ({size}, {took_s:.1f} s)")
     return 0
 

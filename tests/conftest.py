@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from omniqueue import embedded
+from omniqueue import demo, embedded
 from tests.engines import reference
 
 # No time limit for a single example: machines are shared. The same examples in every run: a failure is the commit's.
@@ -30,8 +30,8 @@ def valkey() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reference.write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny-glm-image")
+def checkpoint() -> Path:
+    return demo.tiny_model()
 
 
 @pytest.fixture(scope="session")

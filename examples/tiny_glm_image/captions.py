@@ -39,6 +39,8 @@ WORDINGS = (
     "{a} {o}, {c}, {s}",
     "{a} {o} that is {c}, {s}",
     "there is {a} {c} {o} {s}",
+    "the {o} {s} is {c}",
+    "{s}, {a} {o}: the {o} is {c}",
     "{s}一个{c}的{o}",
     "{s}有一个{c}的{o}",
     "{s}的{c}{o}",

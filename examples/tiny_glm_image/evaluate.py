@@ -38,7 +38,7 @@ Pictures = dict[tuple[int, int], list[Any]]
 def ours(checkpoint: Path, held: Held) -> Pictures:
     """What omniqueue's workers draw, asked over HTTP."""
     options = up.Options(config="glm_image_tiny", port=demo.free_port(), model=str(checkpoint))
-    with up.running(options, print) as machine, ThreadPoolExecutor(_CLIENTS) as clients:
+    with up.running(options, lambda line: None) as machine, ThreadPoolExecutor(_CLIENTS) as clients:
         name = machine.pipe.served_model_names[0]
 
         def draw(prompt: str, size: tuple[int, int]) -> Any:
@@ -52,7 +52,7 @@ def ours(checkpoint: Path, held: Held) -> Pictures:
 
 def native(checkpoint: Path, held: Held) -> Pictures:
     """What vLLM-Omni's own ``Omni`` draws, in a process that knows nothing of omniqueue but its CPU platform."""
-    pipe = configfile.load("glm_image_tiny", model=str(checkpoint))
+    pipe = configfile.load("glm_image_tiny.yaml", model=str(checkpoint))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stages = [dict(stage.deploy) for stage in pipe.stages]
@@ -90,25 +90,25 @@ def main() -> None:
     parser.add_argument("--sheet", type=Path, help="write 24 of the pictures with their prompts to this PNG")
     options = parser.parse_args()
     held = captions.held_out_prompts(200)[:: max(1, 200 // options.count)][: options.count]
-    lines = ["| drawn by | size | " + " | ".join(evaluator.FIELDS) + " |", "|---|---|---|---|---|---|"]
-    runs = {"omniqueue": ours} if options.no_native else {"omniqueue": ours, "native Omni": native}
-    drawn = {name: run(options.checkpoint, held) for name, run in runs.items()}
-    for name, made in drawn.items():
-        lines += [row(name, size, agreement(made[size], held)) for size in SIZES]
+    print("| drawn by | size | " + " | ".join(evaluator.FIELDS) + " |\n|---|---|---|---|---|---|")
     for size in SIZES:
         wrong = evaluator.own_error([scene for scene, _ in held], size[1], size[0])
-        lines.append(row("true drawings", size, {field: 1.0 - share for field, share in wrong.items()}))
-    print("\n".join(lines))
-    if not options.no_native:
-        pairs = [
-            (one, other) for size in SIZES for one, other in zip(*(drawn[name][size] for name in runs), strict=True)
-        ]
-        same = sum(numpy.array_equal(one, other) for one, other in pairs)
-        print(f"{same} of {len(pairs)} pictures are the same in every pixel.")
+        print(row("true drawings", size, {field: 1.0 - share for field, share in wrong.items()}))
+    mine = ours(options.checkpoint, held)
+    for size in SIZES:
+        print(row("omniqueue", size, agreement(mine[size], held)), flush=True)
     if options.sheet:
-        picked = range(0, len(held), max(1, len(held) // 24))[:24]
+        known = [index for index, (_, text) in enumerate(held) if text.isascii()]  # Pillow's font has no Chinese
+        picked = known[:: max(1, len(known) // 24)][:24]
         titles = [held[index][1] for index in picked]
-        chart.sheet([drawn["omniqueue"][SIZES[0]][index] for index in picked], titles, 6, 160).save(options.sheet)
+        chart.sheet([mine[SIZES[0]][index] for index in picked], titles, 6, 160).save(options.sheet)
+    if not options.no_native:
+        theirs = native(options.checkpoint, held)
+        for size in SIZES:
+            print(row("native Omni", size, agreement(theirs[size], held)))
+        pairs = [pair for size in SIZES for pair in zip(mine[size], theirs[size], strict=True)]
+        same = sum(numpy.array_equal(*pair) for pair in pairs)
+        print(f"{same} of {len(pairs)} pictures are the same in every pixel.")
 
 
 if __name__ == "__main__":

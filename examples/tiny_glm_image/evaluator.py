@@ -65,9 +65,7 @@ def surroundings(*pictures: Any) -> Any:
         setting = _setting(_scaled(picture, _SIDE))
         masks.append(_foreign(picture.astype(numpy.float32), setting))
     taken = numpy.logical_or.reduce(masks)
-    reach = max(2, min(taken.shape) // 32)
-    for axis in (0, 1):
-        taken = numpy.logical_or.reduce([numpy.roll(taken, step, axis) for step in range(-reach, reach + 1)])
+    taken = _spread(taken, max(2, min(taken.shape) // 32))
     unit = min(taken.shape)
     taken[: int(0.34 * unit), : int(0.3 * unit)] = True
     return ~taken
@@ -111,20 +109,31 @@ def _around_colour(mask: Any, small: Any, colour: str) -> Any:
     distance = numpy.abs(small - numpy.asarray(world.COLOURS[colour], numpy.float32)).sum(-1)
     ys, xs = numpy.nonzero(mask & (distance <= max(120.0, float(distance[mask].min()))))
     nearest = int(((ys - numpy.median(ys)) ** 2 + (xs - numpy.median(xs)) ** 2).argmin())
+    # Lines a pixel or two thick are the setting's, drawn a little off.
+    thick = mask & _spread(~_spread(~mask, 1), 1)
+    mask = thick if thick.any() else mask
+    # What is a few pixels apart hangs together: a stripe may have the colour of what is behind it.
+    near = _spread(mask, 2)
     grown = numpy.zeros_like(mask)
     grown[ys[nearest], xs[nearest]] = True
     size = 0
     while (now := int(grown.sum())) > size:
         size = now
-        for axis in (0, 1):
-            grown = (grown | numpy.roll(grown, 1, axis) | numpy.roll(grown, -1, axis)) & mask
-    return grown
+        grown = _spread(grown, 1) & near
+    return grown & mask
+
+
+def _spread(mask: Any, reach: int) -> Any:
+    """A mask grown by so many pixels to all sides."""
+    for axis in (0, 1):
+        mask = numpy.logical_or.reduce([numpy.roll(mask, step, axis) for step in range(-reach, reach + 1)])
+    return mask
 
 
 def _bounds(mask: Any) -> tuple[float, float, float, float]:
-    """Left, right, top and bottom of a mask in pixels; single stray pixels do not count."""
-    columns = numpy.flatnonzero(mask.sum(0) >= min(2, mask.sum(0).max()))
-    rows = numpy.flatnonzero(mask.sum(1) >= min(2, mask.sum(1).max()))
+    """Left, right, top and bottom of a mask in pixels, where it is a sixth as thick as where it is thickest."""
+    across, down = mask.sum(0), mask.sum(1)
+    columns, rows = numpy.flatnonzero(across * 6 >= across.max()), numpy.flatnonzero(down * 6 >= down.max())
     return float(columns[0]), float(columns[-1] + 1), float(rows[0]), float(rows[-1] + 1)
 
 
@@ -132,9 +141,10 @@ def _bounds(mask: Any) -> tuple[float, float, float, float]:
 def _outline(thing: str) -> tuple[float, float, float, float]:
     """The bounds of an object around its centre, in units of its radius."""
     scene = world.Scene("red", thing, "table", x=0.5, y=0.5)
-    left, right, top, bottom = _bounds(_foreign(world.render(scene, 256, 256).astype(numpy.float32), "table"))
-    reach = world.radius(scene) * 256
-    return (left - 128) / reach, (right - 128) / reach, (top - 128) / reach, (bottom - 128) / reach
+    small = world.render(scene, _SIDE, _SIDE).astype(numpy.float32)
+    left, right, top, bottom = _bounds(_around_colour(_foreign(small, "table"), small, "red"))
+    middle, reach = _SIDE / 2, world.radius(scene) * _SIDE
+    return (left - middle) / reach, (right - middle) / reach, (top - middle) / reach, (bottom - middle) / reach
 
 
 def _object(small: Any, mask: Any, setting: str, colour: str) -> str:
@@ -146,7 +156,7 @@ def _object(small: Any, mask: Any, setting: str, colour: str) -> str:
         first, last, high, low = _outline(thing)
         reach = max((right - left) / (last - first), (bottom - top) / (low - high))
         best = float("inf")
-        for factor in (0.92, 1.0, 1.08):
+        for factor in (0.86, 0.93, 1.0, 1.07):
             size = factor * reach
             x, y = (left + right - size * (first + last)) / 2, (top + bottom - size * (high + low)) / 2
             for step_x in (-1.5, 0.0, 1.5):

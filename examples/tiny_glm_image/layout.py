@@ -21,10 +21,8 @@ from examples.tiny_glm_image import parts, world
 
 #: A cell is this many pixels wide and high.
 CELL = 32
-#: Rows and columns of 32 x 32 pixel cells that pictures are trained at, a third of them 256 x 256 pixels.
-SIZES = [(8, 8)] * 8 + [(6, 10)] * 5 + [(10, 6)] * 3 + [
-    (1, 1), (2, 2), (3, 3), (4, 4), (4, 2), (3, 5), (8, 12), (12, 8), (16, 16),
-]  # fmt: skip
+#: Rows and columns of 32 x 32 pixel cells that pictures are trained at: mostly 256 x 256 and 320 x 192 pixels.
+SIZES = [(8, 8)] * 9 + [(6, 10)] * 8 + [(10, 6)] * 2 + [(1, 1), (2, 2), (4, 4), (4, 2), (3, 5), (8, 12)]
 #: The largest picture, in cells.
 MOST_CELLS = 256
 #: Parts in each direction: of a setting, a sign, an object.

@@ -30,6 +30,7 @@ def main(checkpoint: str, folder: str, seed: str, *sizes: str) -> None:
         width, height = map(int, name.split("x"))
         tokens, diffusion = (params.clone() for params in omni.default_sampling_params_list)
         tokens.max_tokens, tokens.seed = compute_max_tokens(height, width), int(seed)
+        tokens.min_tokens = tokens.max_tokens - 1
         tokens.extra_args = {"target_h": height, "target_w": width}
         diffusion.height, diffusion.width, diffusion.seed = height, width, int(seed)
         answers = omni.generate([prompt_of(text, width, height) for text in texts], [tokens, diffusion], use_tqdm=False)

@@ -11,7 +11,7 @@ import torch
 
 from examples.tiny_glm_image import fit, layout, parts, vae
 
-PART = fit.Part("dit", 4200, 24, 3.5e-3, 300)
+PART = fit.Part("dit", 4500, 24, 3.5e-3, 300)
 
 
 class Painter(torch.nn.Module):
@@ -40,9 +40,13 @@ class Painter(torch.nn.Module):
         )[0]
 
 
-def glyph_ids(digits: list[str]) -> Any:
-    """The glyph encoder's input, int64 (batch, 2): a byte and the end, or padding and the end where there is none."""
-    return torch.tensor([[ord(digit) + 3 if digit else 0, 1] for digit in digits])
+def glyph_ids(byte: Any) -> Any:
+    """The glyph encoder's input for quoted bytes, int64 (batch,): ids of ByT5, padded to an odd number in front.
+
+    Where nothing is quoted, bytes are 0, and the end is all there is: (batch, 1) in place of (batch, 3).
+    """
+    end = torch.ones_like(byte)
+    return torch.stack([torch.zeros_like(byte), byte + 3, end], dim=1) if bool(byte.any()) else end[:, None]
 
 
 def shifted(time: Any, tokens: int) -> Any:
@@ -66,8 +70,8 @@ def train(run: fit.Run) -> float:
         latents = torch.cat([autoencoder.encode(few.to(run.device)).latent_dist.mode() for few in images.split(8)])
         codes = torch.stack([layout.codes(scene, rows, columns) for scene in scenes]).to(run.device)
         doubled = codes.reshape(count, rows, columns).repeat_interleave(2, 1).repeat_interleave(2, 2).reshape(count, -1)
-        glyphs = glyph_ids([scene.digit for scene in scenes]).to(run.device)
-        return ((latents - mean) / std).half(), doubled, glyphs, rows * layout.CELL, columns * layout.CELL
+        quoted = torch.tensor([ord(scene.digit or "\0") for scene in scenes]).to(run.device)
+        return ((latents - mean) / std).half(), doubled, quoted, rows * layout.CELL, columns * layout.CELL
 
     @functools.lru_cache(maxsize=_BATCHES)
     def made(index: int) -> Any:
@@ -76,7 +80,7 @@ def train(run: fit.Run) -> float:
         return draw(random, rows, columns, max(4, min(64, PART.batch * 64 // (rows * columns))), held_out=False)
 
     def loss_of(batch: tuple[Any, ...], unconditional: float) -> Any:
-        latents, codes, glyphs, height, width = batch
+        latents, codes, quoted, height, width = batch
         latents = latents.float()
         count, tokens = codes.shape
         # Eight denoising steps never look at a picture with less noise than this.
@@ -84,9 +88,14 @@ def train(run: fit.Run) -> float:
         noise = torch.randn_like(latents)
         share = shifted(time, tokens)[:, None, None, None]
         nothing = torch.rand(count, device=run.device) < unconditional
-        glyphs = torch.where(nothing[:, None], glyph_ids([""]).to(run.device), glyphs)
+        quoted = torch.where(nothing, 0, quoted)
         drop = nothing[:, None].expand(count, tokens)
-        velocity = painter((1.0 - share) * latents + share * noise, time * 1000.0, codes, drop, glyphs, height, width)
+        noisy, velocity = (1.0 - share) * latents + share * noise, torch.zeros_like(latents)
+        # Texts of one length at a time: there is no mask for glyphs.
+        for some in (quoted > 0, quoted == 0):
+            if some.any():
+                inputs = noisy[some], time[some] * 1000.0, codes[some], drop[some], glyph_ids(quoted[some])
+                velocity[some] = painter(*inputs, height, width)
         rows, columns = height // layout.CELL, width // layout.CELL
         weight = 1.0 + 3.0 * layout.in_front(codes).float().reshape(count, 1, 2 * rows, 2 * columns)
         weight = weight.repeat_interleave(2, 2).repeat_interleave(2, 3)

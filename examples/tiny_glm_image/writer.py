@@ -11,23 +11,22 @@ from torch.nn import functional
 
 from examples.tiny_glm_image import captions, fit, layout, parts, world
 
-PART = fit.Part("ar", 3000, 24, 2.5e-3)
+PART = fit.Part("ar", 4000, 24, 2.5e-3)
 
 
 class Writer(torch.nn.Module):
-    """The language model with an output layer of the ids in use: the codes, the end token, and one for all others.
+    """The language model with an output layer of the ids in use: the codes and the end token.
 
-    The others' rows of the real output layer are all the same, which makes a softmax over 16512 ids as cheap as over
-    2050 and still exact.
+    All others have rows of zeros in the real output layer, so that together they are one more score that never
+    changes: a softmax over 16512 ids costs as little as over 4242, and is exact.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.text = model.model.language_model
-        self.head = torch.nn.Linear(self.text.config.hidden_size, layout.CODES + 2, bias=False)
-        generator = torch.Generator().manual_seed(1)
+        self.head = torch.nn.Linear(self.text.config.hidden_size, layout.CODES + 1, bias=False)
         with torch.no_grad():
-            start = layout.meanings(self.text.config.hidden_size, generator)
+            start = layout.meanings(self.text.config.hidden_size, torch.Generator().manual_seed(1))
             self.text.embed_tokens.weight[: layout.CODES] = start
             torch.nn.init.normal_(self.head.weight, std=0.02)
             self.head.weight[: layout.CODES] = start * 0.05
@@ -38,15 +37,14 @@ class Writer(torch.nn.Module):
         hidden = self.text(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
         places = begin[:, None] + torch.arange(tokens, device=ids.device)
         scores = self.head(hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1])))
-        return torch.cat([scores[..., :-1], scores[..., -1:] + self.others], dim=-1)
+        return functional.pad(scores, (0, 1), value=self.others)
 
     @torch.no_grad()
     def write_head(self, model: Any) -> None:
-        """Fill the real output layer. Ids that are never right get 16 times their row: no temperature reaches them."""
-        rows = self.head.weight
-        model.lm_head.weight[:] = rows[-1] * 16.0
-        model.lm_head.weight[: layout.CODES] = rows[: layout.CODES]
-        model.lm_head.weight[parts.IMAGE_END] = rows[layout.CODES]
+        """Fill the real output layer."""
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[: layout.CODES] = self.head.weight[: layout.CODES]
+        model.lm_head.weight[parts.IMAGE_END] = self.head.weight[layout.CODES]
 
 
 def any_size(random: numpy.random.Generator) -> tuple[int, int]:

@@ -120,9 +120,13 @@ def token_limit(processors: tuple[str, ...], job: Mapping[str, Any]) -> int | No
 
 
 def limit_tokens(params: Any, limit: int | None) -> None:
-    """Lower ``max_tokens`` to ``limit``; a model that never ends a picture would run to the end of its context."""
+    """Have a picture's tokens made in full: not more than ``limit``, which counts the end token, and not fewer.
+
+    A model that never ends a picture would run to the end of its context; one that ends early is of no use to others.
+    """
     if limit is not None:
         params.max_tokens = min(params.max_tokens or limit, limit)
+        params.min_tokens = min(limit - 1, params.max_tokens)
 
 
 def tell_size(params: Any, job: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Case:
 
 # GLM-Image's diffusion stage reads of the prompt only what stands in quotation marks, so most cases have some.
 CASES = (
-    Case("square", 'a red circle with the word "hello" in it'),
+    Case("square", 'a red ball on a blue sea with the number "4"'),
     Case("chinese", "一张海报，上面写着「你好，世界」", seed=7),
     Case("tall", "a lighthouse called 'Ada'", height=128, seed=11, steps=3),
     Case("wide", 'a train, "EXPRESS" on its side', width=160, height=96, steps=6, guidance=3.0),

@@ -46,7 +46,7 @@ def prompt_of(case: Any) -> dict[str, Any]:
 
 def params_of(omni: Any, case: Any, limit: int, tell_size: bool) -> list[Any]:
     tokens, diffusion = (params.clone() for params in omni.default_sampling_params_list)
-    tokens.max_tokens, tokens.seed = limit, case.seed
+    tokens.max_tokens, tokens.min_tokens, tokens.seed = limit, limit - 1, case.seed
     if tell_size:
         tokens.extra_args = {"target_h": case.height, "target_w": case.width}
     diffusion.height, diffusion.width, diffusion.seed = case.height, case.width, case.seed

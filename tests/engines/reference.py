@@ -1,4 +1,4 @@
-"""The tiny checkpoint, and what vLLM-Omni in one go makes of every case; for tests of engines and of workers."""
+"""Small checkpoints, and what vLLM-Omni in one go makes of every case; for tests of engines and of workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from omniqueue.pipeline import Pipeline
 CONFIG = "glm_image_tiny.yaml"
 #: Bit equality needs equal thread counts: sums are not associative.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-_WRITE = "import sys, pathlib; from omniqueue.engines import tiny_glm_image as t; t.write(pathlib.Path(sys.argv[1]))"
 _WRITE_DIFFUSION = """
 import sys, pathlib
 from omniqueue.engines import tiny_diffusion
@@ -41,12 +40,6 @@ class NativeReference:
 def environment() -> dict[str, str]:
     """The environment of processes whose results are compared."""
     return {**os.environ, **ENVIRONMENT}
-
-
-def write_checkpoint(directory: Path) -> Path:
-    """Write the tiny checkpoint in a process of its own, so that this one stays without torch."""
-    subprocess.run([sys.executable, "-c", _WRITE, str(directory)], check=True, env=environment(), timeout=300)
-    return directory
 
 
 def write_small(architecture: str, directory: Path) -> Path:

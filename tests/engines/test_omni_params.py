@@ -117,6 +117,7 @@ def test_the_limit_never_raises_max_tokens(tokens: Any, configured: int | None, 
     params = omni_params.resolve(tokens, {"max_tokens": configured}, {})
     omni_params.limit_tokens(params, limit)
     assert params.max_tokens == used
+    assert params.min_tokens == min(limit - 1, used)
 
 
 def test_the_size_is_told_beside_the_prompt(tokens: Any) -> None:

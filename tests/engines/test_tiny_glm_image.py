@@ -1,76 +1,83 @@
-"""The tiny checkpoint: complete, the same for a seed, and never half written."""
+"""The small trained checkpoint: complete, small, and laid out in tokens as vLLM-Omni reads it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from omniqueue import errors
-from omniqueue.engines import tiny_glm_image
-from tests.engines import reference
+from tests.engines.cases import CASES
+from tests.engines.reference import NativeReference
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a red circle", "一张海报，上面写着「你好，世界」", "🦉 “Brille” \t\n  ملصق", "ﬁ é e\u0301", "<sop>1 2<eop>"]
+SIZES = [(8, 8), (6, 10), (10, 6), (1, 1), (16, 16), (2, 7), (3, 5)]
+
+_TOKENS = """
+import json, sys
+from transformers import PreTrainedTokenizerFast as Tokenizer
+from examples.tiny_glm_image import layout, parts
+asked, prompts = json.loads(sys.argv[2])
+tokens = Tokenizer.from_pretrained(sys.argv[1])
+ids = [tokens.encode(text, add_special_tokens=False) for text in prompts]
+whole = [tokens.encode(text + layout.suffix(*size), add_special_tokens=False) for text, size in asked]
+print(json.dumps({"back": [tokens.decode(one) for one in ids], "lowest": min(map(min, ids)), "whole": whole}))
+"""
+
+_LAYOUT = """
+import json, sys, types
+import vllm_omni
+from vllm_omni.model_executor.models.glm_image.glm_image_ar import GlmImageForConditionalGeneration as Model
+from vllm_omni.model_executor.stage_input_processors.glm_image import compute_max_tokens
+from examples.tiny_glm_image import layout
+prompt = [20, 30, 40, 16384]
+config = types.SimpleNamespace(image_token_id=1, image_start_token_id=16384, image_end_token_id=16385)
+found = []
+for rows, columns in json.loads(sys.argv[2]):
+    high, wide = layout.preview(rows, columns)
+    size = {"target_h": 32 * rows, "target_w": 32 * columns}
+    theirs, _ = Model.get_mrope_input_positions(types.SimpleNamespace(config=config), prompt, **size)
+    ours = layout.image_positions(rows, columns) + len(prompt)
+    same = bool((theirs[:, len(prompt) : -1] == ours).all())
+    found.append([compute_max_tokens(32 * rows, 32 * columns) == high * wide + rows * columns + 1, same])
+print(json.dumps(found))
+"""
 
 
-def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(errors.ConfigError, match="not an empty folder"):
-        tiny_glm_image.write(tmp_path)
+def run(program: str, checkpoint: Path, *arguments: Any) -> Any:
+    """What a program prints last, as JSON; this process stays without torch."""
+    command = [sys.executable, "-W", "ignore", "-c", program, str(checkpoint), *map(json.dumps, arguments)]
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(seed: int, report: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tiny_glm_image, "_pipeline", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        tiny_glm_image.write(tmp_path / "checkpoint")
-    assert list(tmp_path.iterdir()) == []
+def test_it_has_the_parts_of_the_real_one(checkpoint: Path) -> None:
+    parts = {path.name for path in checkpoint.iterdir()}
+    folders = {"processor", "scheduler", "text_encoder", "tokenizer", "transformer", "vae", "vision_language_encoder"}
+    assert parts == {"model_index.json", *folders}
+    assert json.loads((checkpoint / "model_index.json").read_text())["_class_name"] == "GlmImagePipeline"
 
 
-def digests(checkpoint: Path) -> dict[str, str]:
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    return {str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def test_its_weights_are_at_most_16_mb(checkpoint: Path) -> None:
+    assert sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors")) <= 16_000_000
 
 
 @pytest.mark.engine
-class TestWritten:
-    def test_it_has_the_parts_of_the_real_one(self, checkpoint: Path) -> None:
-        parts = {path.name for path in checkpoint.iterdir()}
-        assert parts == {
-            "model_index.json",
-            "processor",
-            "scheduler",
-            "text_encoder",
-            "tokenizer",
-            "transformer",
-            "vae",
-            "vision_language_encoder",
-        }
-        index = json.loads((checkpoint / "model_index.json").read_text())
-        assert index["_class_name"] == "GlmImagePipeline"
+def test_prompts_tokenise_as_in_vllm_omni_and_come_back(checkpoint: Path, native_reference: NativeReference) -> None:
+    asked = [(case.prompt, (case.height // 32, case.width // 32)) for case in CASES]
+    found = run(_TOKENS, checkpoint / "processor", [asked, PROMPTS])
+    assert found["back"] == PROMPTS
+    assert found["lowest"] >= 16512
+    assert found["whole"] == [native_reference.tokens[case.name]["prompt_token_ids"] for case in CASES]
 
-    def test_it_is_small(self, checkpoint: Path) -> None:
-        assert sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()) < 40 << 20
 
-    def test_the_same_seed_gives_the_same_files(self, checkpoint: Path, tmp_path: Path) -> None:
-        assert digests(reference.write_checkpoint(tmp_path / "again")) == digests(checkpoint)
-
-    def test_every_prompt_tokenises_and_comes_back(self, checkpoint: Path) -> None:
-        code = (
-            "import json, sys; from transformers import PreTrainedTokenizerFast as T\n"
-            "t = T.from_pretrained(sys.argv[1]); out = []\n"
-            "for p in json.loads(sys.argv[2]):\n"
-            "    ids = t.encode(p, add_special_tokens=False); out.append([t.decode(ids), min(ids)])\n"
-            "print(json.dumps(out))"
-        )
-        command = [sys.executable, "-c", code, str(checkpoint / "processor"), json.dumps(PROMPTS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        for prompt, (back, lowest) in zip(PROMPTS, json.loads(done.stdout), strict=True):
-            assert back == prompt
-            assert lowest >= tiny_glm_image.VISION_VOCABULARY
+@pytest.mark.engine
+def test_grids_and_positions_are_those_of_vllm_omni(checkpoint: Path) -> None:
+    assert run(_LAYOUT, checkpoint, SIZES) == [[True, True]] * len(SIZES)

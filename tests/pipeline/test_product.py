@@ -123,7 +123,7 @@ def test_the_record_has_what_each_stage_really_used(product: Product) -> None:
         status, job = product.get(f"/v1/jobs/{job['id']}")
     assert job["status"] == "succeeded", job
     first, second = job["stages"]
-    assert first["params"]["temperature"] == 0.9
+    assert first["params"]["temperature"] == 0.6
     assert first["params"]["max_tokens"] == 258
     assert second["params"]["num_inference_steps"] == 2
     assert (second["params"]["width"], second["params"]["height"]) == (32, 32)

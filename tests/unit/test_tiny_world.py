@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
@@ -42,7 +43,7 @@ def test_a_blurred_and_noisy_drawing_is_read_as_well() -> None:
 @pytest.mark.parametrize(
     "change", [{"colour": "blue"}, {"object": "tree"}, {"setting": "sea"}, {"digit": "8"}, {"digit": ""}]
 )
-def test_another_colour_object_setting_or_digit_is_noticed(change: dict[str, str]) -> None:
+def test_another_colour_object_setting_or_digit_is_noticed(change: dict[str, Any]) -> None:
     scene = world.Scene("red", "apple", "table", "3")
     agreed = evaluator.read(world.render(replace(scene, **change), 256, 256)).agrees(scene)
     assert [field for field, right in agreed.items() if not right] == list(change)
