@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,12 @@ def _curve(title: str, lines: Sequence[dict[str, float]]) -> Image.Image:
 
 
 def sheet(pictures: Sequence[Any], titles: Sequence[str], columns: int, side: int) -> Image.Image:
-    """Pictures, uint8 (height, width, 3), scaled to squares of ``side`` pixels, with a line of text under each."""
-    rows = -(-len(pictures) // columns)
-    made = Image.new("RGB", (columns * (side + 6) + 6, rows * (side + 24) + 6), "white")
+    """Pictures, uint8 (height, width, 3), scaled to squares of ``side`` pixels, with up to three lines under each."""
+    rows, below = -(-len(pictures) // columns), 42
+    made = Image.new("RGB", (columns * (side + 6) + 6, rows * (side + below) + 6), "white")
     pen, font = ImageDraw.Draw(made), ImageFont.load_default(10)
     for index, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
-        left, top = 6 + index % columns * (side + 6), 6 + index // columns * (side + 24)
+        left, top = 6 + index % columns * (side + 6), 6 + index // columns * (side + below)
         made.paste(Image.fromarray(numpy.asarray(picture)).resize((side, side), Image.Resampling.LANCZOS), (left, top))
-        pen.text((left, top + side + 2), title, "black", font)
+        pen.multiline_text((left, top + side + 1), "\n".join(textwrap.wrap(title, side // 6)), "black", font, spacing=1)
     return made

@@ -101,7 +101,7 @@ def main() -> None:
         known = [index for index, (_, text) in enumerate(held) if text.isascii()]  # Pillow's font has no Chinese
         picked = known[:: max(1, len(known) // 24)][:24]
         titles = [held[index][1] for index in picked]
-        chart.sheet([mine[SIZES[0]][index] for index in picked], titles, 6, 160).save(options.sheet)
+        chart.sheet([mine[SIZES[0]][index] for index in picked], titles, 6, 160).save(options.sheet, optimize=True)
     if not options.no_native:
         theirs = native(options.checkpoint, held)
         for size in SIZES:
