@@ -11,7 +11,7 @@ import torch
 
 from examples.tiny_glm_image import fit, layout, parts, vae
 
-PART = fit.Part("dit", 4500, 24, 3.5e-3, 300)
+PART = fit.Part("dit", 4000, 24, 3.5e-3, 300)
 
 
 class Painter(torch.nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from examples.tiny_glm_image import captions, fit, layout, parts, world
 
-PART = fit.Part("ar", 4000, 24, 2.5e-3)
+PART = fit.Part("ar", 3400, 24, 2.5e-3)
 
 
 class Writer(torch.nn.Module):
