@@ -156,7 +156,10 @@ def test_an_engine_whose_process_is_killed_says_so_and_leaves_nothing(ar: StageP
     pids = doomed.started()["facts"]["pids"]
     assert pids
     assert doomed.stage.deploy["enforce_eager"] is False
-    assert ids(doomed.generate(CASES[0].job()).result()) == ids(ar.generate(CASES[0].job()).result())
+    # Compiled code rounds otherwise than the uncompiled engine, so a drawn token may differ and all after it.
+    plain, compiled, again = (ids(stage.generate(CASES[0].job()).result()) for stage in (ar, doomed, doomed))
+    assert len(compiled) == len(plain)
+    assert again == compiled
     running = doomed.generate(LONG.job())
     time.sleep(1.0)
     for pid in pids:
