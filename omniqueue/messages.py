@@ -11,14 +11,13 @@ import base64
 import functools
 import json
 import threading
-import uuid
 from typing import Any
 
 import celery
 import kombu
 from kombu.transport import redis as redis_transport
 
-from omniqueue import tasks
+from omniqueue import calls, tasks
 from omniqueue.celery_app import app
 from omniqueue.claims import Message as Message
 from omniqueue.pipeline import Pipeline
@@ -49,7 +48,7 @@ def message(pipe: Pipeline, job_id: str, first: int, priority: int) -> Message:
     """What Celery would put into Redis for the chain from stage ``first``, and where."""
     place, envelope, body = _template(_plan(pipe, first), priority)
     content = base64.b64encode(body.replace(_JOB, job_id).encode()).decode()
-    text = envelope.replace(_JOB, job_id).replace(_BODY, content).replace(_TAG, uuid.uuid4().hex)
+    text = envelope.replace(_JOB, job_id).replace(_BODY, content).replace(_TAG, calls.new_id())
     return Message(place, text)
 
 

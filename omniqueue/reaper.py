@@ -22,6 +22,8 @@ LEAD_TTL_S = 2.0
 #: How long a published message may be on its way before it counts as lost.
 MESSAGE_GRACE_S = 2.0
 SWEEP_INTERVAL_S = 2.0
+#: How long one pass may go on forgetting old jobs: more than a busy router makes in the time from pass to pass.
+FORGET_S = 0.3
 
 
 class Reaper:
@@ -73,7 +75,7 @@ class Reaper:
                 self.store.declare(pipe)
             if self.store.lead(f"reap:{pipe.name}", self._me, LEAD_TTL_S):
                 self._bring_back(pipe)
-                self._forget(pipe)
+                self._forget()
         if self.payloads is not None:
             self.payloads.trim()
         if self.payloads is not None and time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
@@ -99,16 +101,21 @@ class Reaper:
             self._lists[queue] = chain.broker_lists(queue)
         return chain.jobs_of(self.store.oldest_messages(self._lists[queue]))
 
-    def _forget(self, pipe: Pipeline) -> None:
-        for job_id in self.store.outdated():
-            record = self.store.job(job_id)
-            if record is not None and self.media is not None:
-                try:  # the files first: once the record is gone, nobody would know of them
-                    self.media.remove(record.result)
-                    self.media.remove_attempts(job_id, range(1, _untold_attempts(record)))
-                except (OSError, errors.OmniqueueError) as exc:
-                    log.warning("action=files_left_behind job=%s error=%s", job_id, exc)
-            self.store.delete(job_id)
+    def _forget(self) -> None:
+        until = time.monotonic() + FORGET_S
+        while (outdated := self.store.outdated()) and time.monotonic() < until:
+            for job_id in outdated:
+                self._forget_job(job_id)
+
+    def _forget_job(self, job_id: str) -> None:
+        record = self.store.job(job_id)
+        if record is not None and self.media is not None:
+            try:  # the files first: once the record is gone, nobody would know of them
+                self.media.remove(record.result)
+                self.media.remove_attempts(job_id, range(1, _untold_attempts(record)))
+            except (OSError, errors.OmniqueueError) as exc:
+                log.warning("action=files_left_behind job=%s error=%s", job_id, exc)
+        self.store.delete(job_id)
 
 
 def _untold_attempts(record: job.Job) -> int:

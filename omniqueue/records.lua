@@ -17,8 +17,7 @@ local SAID_TTL_S = 60
 -- A reader that falls further behind takes the rest from the result.
 local MOST_SAID = 2000
 -- Upper bounds of the buckets that waits and runs are counted in, in seconds; what is longer goes into "inf".
-local BOUNDS = {'0.005', '0.01', '0.025', '0.05', '0.1', '0.25', '0.5', '1', '2.5', '5', '10', '30', '60', '120', '300',
-  '600', '1800', 'inf'}
+local BOUNDS = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, math.huge}
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -48,15 +47,6 @@ local function mark_queued(id, stage)
   redis.call('ZREM', leases(id), member(id, stage))
 end
 
-local function control(id, stage, what)
-  local worker = get(id, stage .. ':worker')
-  if worker then
-    local key = P .. ':control:' .. worker
-    redis.call('RPUSH', key, what .. ':' .. id .. ':' .. stage .. ':' .. num(get(id, stage .. ':attempt')))
-    redis.call('EXPIRE', key, LIST_TTL_S)
-  end
-end
-
 local function count(pipeline, what) redis.call('HINCRBY', P .. ':count:' .. pipeline, what, 1) end
 
 -- Add to counters: one read and one write, however many. names and amounts alternate, each name once.
@@ -73,7 +63,7 @@ local function add(key, pairs_)
 end
 
 local function bucket(seconds)
-  for _, bound in ipairs(BOUNDS) do if bound == 'inf' or seconds <= tonumber(bound) then return bound end end
+  for _, bound in ipairs(BOUNDS) do if seconds <= bound then return tostring(bound) end end
 end
 
 -- An attempt has ended: how, how long it had waited and, if it is done, how long it ran and what it used. Once for each
@@ -111,6 +101,10 @@ local function finalize(id, state, error, result)
   if get(id, stage .. ':state') ~= 'done' then redis.call('HSET', key, stage .. ':state', state, stage .. ':ended', stamp(now)) end
   if error then redis.call('HSET', key, 'error', error) end
   if result then redis.call('HSET', key, 'result', result) end
+  for k = 0, num(get(id, 'stages')) - 1 do
+    local ref = get(id, k .. ':ref')  -- payloads go with the end of their job, those in the record as well
+    if ref and string.find(ref, '"store":"record"', 1, true) then redis.call('HDEL', key, k .. ':ref') end
+  end
   redis.call('ZREM', P .. ':live:' .. pipeline, id)
   wait_no_more(queue_of(id, stage), id)
   redis.call('ZREM', leases(id), member(id, stage))
@@ -241,28 +235,6 @@ function ops.claim(id, stage, worker, lease_s, fingerprint, alone, call)
   return granted(id, stage)
 end
 
--- lease seconds, then id, stage, attempt, progress in fours. Returns those that must stop.
-function ops.renew(lease_s, ...)
-  local held = {...}
-  local stop = {}
-  local lease = now + tonumber(lease_s)
-  for i = 1, #held, 4 do
-    local id, stage, attempt, progress = held[i], num(held[i + 1]), held[i + 2], held[i + 3]
-    if is_current(id, stage, attempt) and get(id, 'state') == 'running' then
-      redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease), stage .. ':progress', progress)
-      redis.call('ZADD', leases(id), lease, member(id, stage))
-    else
-      stop[#stop + 1] = id .. ':' .. stage .. ':' .. attempt
-      -- A worker that is told to stop must still confirm a cancel, so its lease is kept until then.
-      if is_current(id, stage, attempt) then
-        redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease))
-        redis.call('ZADD', leases(id), lease, member(id, stage))
-      end
-    end
-  end
-  return stop
-end
-
 -- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job); then a list
 -- and the next stage's message; then what the attempt used: names and amounts
 function ops.finish(id, stage, attempt, ref, params, result, list, message, ...)
@@ -286,6 +258,40 @@ function ops.finish(id, stage, attempt, ref, params, result, list, message, ...)
   mark_queued(id, stage + 1)
   enqueue(list, message)
   return {'next'}
+end
+
+-- What every job asks for ends here: the rest is not even defined for it, since a script is run from its top each time.
+if ops[ARGV[1]] then return ops[ARGV[1]](unpack(ARGV, 3)) end
+
+local function control(id, stage, what)
+  local worker = get(id, stage .. ':worker')
+  if worker then
+    local key = P .. ':control:' .. worker
+    redis.call('RPUSH', key, what .. ':' .. id .. ':' .. stage .. ':' .. num(get(id, stage .. ':attempt')))
+    redis.call('EXPIRE', key, LIST_TTL_S)
+  end
+end
+
+-- lease seconds, then id, stage, attempt, progress in fours. Returns those that must stop.
+function ops.renew(lease_s, ...)
+  local held = {...}
+  local stop = {}
+  local lease = now + tonumber(lease_s)
+  for i = 1, #held, 4 do
+    local id, stage, attempt, progress = held[i], num(held[i + 1]), held[i + 2], held[i + 3]
+    if is_current(id, stage, attempt) and get(id, 'state') == 'running' then
+      redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease), stage .. ':progress', progress)
+      redis.call('ZADD', leases(id), lease, member(id, stage))
+    else
+      stop[#stop + 1] = id .. ':' .. stage .. ':' .. attempt
+      -- A worker that is told to stop must still confirm a cancel, so its lease is kept until then.
+      if is_current(id, stage, attempt) then
+        redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease))
+        redis.call('ZADD', leases(id), lease, member(id, stage))
+      end
+    end
+  end
+  return stop
 end
 
 -- Pieces of text that a stage is writing, for whoever reads it meanwhile: a hint, as replies are.
@@ -336,8 +342,8 @@ function ops.delete(id)
   return {'deleted', result}
 end
 
--- Lapsed leases and passed deadlines. pipeline, limit, seconds that a lease may be overdue. Returns id:stage of every
--- stage that is owed again.
+-- Lapsed leases and passed deadlines. pipeline, limit of each, seconds that a lease may be overdue. Returns how many
+-- deadlines had passed, then id:stage of every stage that is owed again.
 function ops.reap(pipeline, limit, grace_s)
   local owed = {}
   local lapsed = stamp(now - tonumber(grace_s))
@@ -353,7 +359,8 @@ function ops.reap(pipeline, limit, grace_s)
       if outcome == 'queued' then owed[#owed + 1] = member(id, stage) end
     end
   end
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. ':live:' .. pipeline, '-inf', now, 'LIMIT', 0, limit)) do
+  local late = redis.call('ZRANGEBYSCORE', P .. ':live:' .. pipeline, '-inf', now, 'LIMIT', 0, limit)
+  for _, id in ipairs(late) do
     local state = get(id, 'state')
     if not state then
       redis.call('ZREM', P .. ':live:' .. pipeline, id)
@@ -365,6 +372,7 @@ function ops.reap(pipeline, limit, grace_s)
         or 'The deadline passed while the job waited.'))
     end
   end
+  table.insert(owed, 1, #late)
   return owed
 end
 
@@ -402,9 +410,11 @@ function ops.overview(pipeline, ...)
     local oldest = redis.call('ZRANGE', P .. ':wait:' .. queue, 0, 0, 'WITHSCORES')
     queues[i] = {redis.call('ZCARD', P .. ':wait:' .. queue), oldest[2] or ''}
   end
+  local bounds = {}
+  for i, bound in ipairs(BOUNDS) do bounds[i] = tostring(bound) end
   return {stamp(now), redis.call('ZCARD', P .. ':live:' .. pipeline), redis.call('HGETALL', P .. ':count:' .. pipeline),
     redis.call('HGETALL', P .. ':meter:' .. pipeline), redis.call('ZRANGE', P .. ':leases:' .. pipeline, 0, -1), queues,
-    BOUNDS}
+    bounds}
 end
 
 -- Requests that routers have answered: names and amounts to add. Returns all of them.
@@ -413,6 +423,4 @@ function ops.traffic(...)
   return redis.call('HGETALL', P .. ':traffic')
 end
 
-local args = {}
-for i = 3, #ARGV do args[#args + 1] = ARGV[i] end
-return ops[ARGV[1]](unpack(args))
+return ops[ARGV[1]](unpack(ARGV, 3))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import redis
 
-from omniqueue import errors, payloads, pipeline, settings
+from omniqueue import calls, errors, payloads, pipeline, settings
+from omniqueue.calls import new_id as new_id
 from omniqueue.claims import Claim as Claim
 from omniqueue.claims import Message as Message
 from omniqueue.claims import Owed as Owed
@@ -26,10 +27,8 @@ IDEMPOTENCY_TTL_S = 24 * 3600
 #: An engine may say why at any length; a record stays small.
 _REASON_CHARS = 4000
 
-
-def new_id() -> str:
-    """A job id: opaque, and without the characters that payload names and record keys use."""
-    return uuid.uuid4().hex
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def digest(request: Mapping[str, Any]) -> str:
@@ -37,8 +36,15 @@ def digest(request: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _flat(message: Message | None) -> tuple[str, ...]:
-    return (message.list, message.text) if message else ()
+def _at_once(made: Callable[P, calls.Call[T]]) -> Callable[Concatenate[Store, P], T]:
+    """One of the calls of calls.py as a method that makes it."""
+
+    @functools.wraps(made)
+    def method(self: Store, *args: P.args, **kwargs: P.kwargs) -> T:
+        call = made(*args, **kwargs)
+        return call.read(self._call(call.operation, *call.args))
+
+    return cast("Callable[Concatenate[Store, P], T]", method)
 
 
 class Store(Heartbeats, Meters):
@@ -48,7 +54,7 @@ class Store(Heartbeats, Meters):
         """``holds_queues``: Celery's queues are in this Redis too, so a record and its message can change as one."""
         self.client, self.namespace, self.holds_queues = client, namespace, holds_queues
         script = resources.files("omniqueue").joinpath("records.lua").read_text()
-        self._script = client.register_script(script)
+        self.script = client.register_script(script)
 
     @classmethod
     def from_settings(cls, config: settings.Settings, timeout_s: float | None = None) -> Store:
@@ -65,7 +71,7 @@ class Store(Heartbeats, Meters):
 
     def _call(self, operation: str, *args: Any) -> list[Any]:
         with reachable():
-            return cast("list[Any]", self._script(keys=[], args=[operation, self.namespace, *args]))
+            return cast("list[Any]", self.script(keys=[], args=[operation, self.namespace, *args]))
 
     def ping(self) -> None:
         """Raise BrokerUnavailable unless Redis answers."""
@@ -116,35 +122,15 @@ class Store(Heartbeats, Meters):
             **({"trace": trace} if trace else {}),
         }
         limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
-        answer = self._call("submit", job_id, json.dumps(record), *limits, *_flat(message))
+        answer = self._call("submit", job_id, json.dumps(record), *limits, *calls.flat(message))
         if answer[0] == "full":
             raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
         if answer[0] == "differs":
             raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
         return Submission(job_id=answer[1], existing=answer[0] == "existing")
 
-    def claim(
-        self, pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str, *, alone: bool = False, call: str = ""
-    ) -> Claim | str:
-        """Claim a stage, or why not: gone, over, done (pass it on), busy (another has it), early, mismatch, alone.
-
-        The last attempt needs ``alone``: nothing else runs in the worker. The same ``call`` gets the same answer again.
-        """
-        options = ("1" if alone else "0", call or new_id())
-        answer = self._call("claim", job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options)
-        if answer[0] != "run":
-            return str(answer[0])
-        _, attempt, request, remaining, priority, given, *references = answer
-        return Claim(
-            job_id=job_id,
-            stage_id=stage_id,
-            attempt=int(attempt),
-            request=json.loads(request),
-            remaining_s=float(remaining),
-            priority=int(priority),
-            input_reference=payloads.Reference.from_json(json.loads(given)) if given else None,
-            references={k: payloads.Reference.from_json(json.loads(text)) for k, text in enumerate(references) if text},
-        )
+    claim = _at_once(calls.claim)
+    finish = _at_once(calls.finish)
 
     def renew(self, held: Iterable[tuple[Claim, tuple[int, int]]], lease_s: float) -> set[tuple[str, int, int]]:
         """Prolong leases and record progress. Returns (job, stage, attempt) of those that must stop."""
@@ -157,28 +143,6 @@ class Store(Heartbeats, Meters):
                 job_id, stage, attempt = text.rsplit(":", 2)
                 stop.add((job_id, int(stage), int(attempt)))
         return stop
-
-    def finish(
-        self,
-        claim: Claim,
-        reference: payloads.Reference | None,
-        params: Mapping[str, Any],
-        result: Mapping[str, Any] | None = None,
-        message: Message | None = None,
-        used: Mapping[str, float] | None = None,
-    ) -> str:
-        """Record a stage's output if the claim still holds, and enqueue the next stage's ``message``, if one is given.
-
-        What the attempt ``used`` is added to the stage's counters.
-
-        Returns next, succeeded, stale, cancelled or expired.
-        """
-        said = json.dumps(reference.to_json()) if reference else ""
-        ended = json.dumps(result) if result is not None else ""
-        output = (said, json.dumps(params), ended)
-        amounts = [part for pair in (used or {}).items() for part in pair]
-        told = (*output, *(_flat(message) or ("", "")), *amounts)
-        return str(self._call("finish", claim.job_id, claim.stage_id, claim.attempt, *told)[0])
 
     def enqueue(self, message: Message) -> None:
         """Put a message into its queue."""
@@ -222,8 +186,15 @@ class Store(Heartbeats, Meters):
     # -- what the reaper asks ----------------------------------------------------------------------------------------
 
     def reap(self, pipeline_name: str, limit: int = 200, grace_s: float = 0.0) -> list[Owed]:
-        """End what is past its deadline; stages whose lease lapsed ``grace_s`` ago are owed again, and returned."""
-        return [Owed.parse(text) for text in self._call("reap", pipeline_name, limit, grace_s)]
+        """End all that is past its deadline; stages whose lease lapsed ``grace_s`` ago are owed again, and returned.
+
+        Redis is held up for ``limit`` jobs at a time, and no more than that many leases are looked at in one call.
+        """
+        late, *owed = self._call("reap", pipeline_name, limit, grace_s)
+        while int(late) == limit:
+            late, *more = self._call("reap", pipeline_name, limit, grace_s)
+            owed += more
+        return [Owed.parse(text) for text in owed]
 
     def lost(self, queue: str, oldest: Iterable[str], grace_s: float = 2.0, limit: int = 200) -> list[Owed]:
         """Stages that wait in vain: their message is not in the queue.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@celery.shared_task(name="omniqueue.run_stage", acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
+#: As messages, Flower and logs call the task.
+NAME = "omniqueue.run_stage"
+
+
+@celery.shared_task(name=NAME, acks_late=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def run_stage(job_id: str, stage_id: int) -> None:
     """Run one stage of one job; returning lets the chain go on, Ignore ends it here."""
     from workers import stage_worker
@@ -29,32 +34,38 @@ def run_stage(job_id: str, stage_id: int) -> None:
         run_stage.request.chain = None
 
 
-def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
+async def attempt(host: StageHost, job_id: str, stage_id: int) -> bool:
     """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage)."""
-    with host.claimed(job_id, stage_id) as claim:
+    async with host.claimed(job_id, stage_id) as claim:
         if isinstance(claim, str):
             log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
             return claim == "done"  # finished before: only pass it on
         facts = {"job": job_id, "stage": stage_id, "attempt": claim.attempt}
-        with logs.about(**facts), tracing.attempt(host.store, host.stage, claim) as tell:
+        origin = await asyncio.to_thread(host.store.trace, job_id, stage_id) if tracing.active() else None
+        with logs.about(**facts), tracing.attempt(origin, host.stage, claim) as tell:
             try:
-                output = host.run(claim)
-                outcome = host.record(claim, output)
+                output = await host.run(claim)
+                outcome = await host.record(claim, output)
                 tell(outcome)
             except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
                 known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
-                outcome = _failed(host, claim, known)
+                outcome = await _failed(host, claim, known)
                 tell(outcome, error=known)
             log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", *facts.values(), outcome)
         # A job may end before the pipeline does, when what was asked for is made early: then the chain ends as well.
         return outcome == "next" or (outcome == "succeeded" and claim.stage_id == host.pipe.stages[-1].stage_id)
 
 
-def _failed(host: StageHost, claim: Claim, known: errors.OmniqueueError) -> str:
+def attempt_stage(host: StageHost, job_id: str, stage_id: int) -> bool:
+    """The same for a thread that is not the host's loop."""
+    return host.call(attempt(host, job_id, stage_id)).result()
+
+
+async def _failed(host: StageHost, claim: Claim, known: errors.OmniqueueError) -> str:
     """Record a failed attempt; work that the failure did not cause is owed again."""
     retry = isinstance(known, (errors.EngineDead, errors.HandedBack)) or type(known) is errors.PayloadError
     counted = not isinstance(known, errors.HandedBack)
-    return host.give_up(claim, known, retry=retry, counted=counted)
+    return await host.give_up(claim, known, retry=retry, counted=counted)
 
 
 def _unexpected(exc: Exception) -> errors.EngineError:

@@ -15,7 +15,7 @@ from omniqueue import __version__, errors
 
 if TYPE_CHECKING:
     from omniqueue.pipeline import Stage
-    from omniqueue.store import Claim, Store
+    from omniqueue.store import Claim
 
 #: How an attempt or a request ended; more facts about it.
 Tell = Callable[..., None]
@@ -100,9 +100,11 @@ def begin_request(name: str, header: str | None, attributes: Mapping[str, Any]) 
 
 
 @contextlib.contextmanager
-def attempt(records: Store, stage: Stage, claim: Claim) -> Iterator[Tell]:
-    """A span for an attempt at a stage, with its wait and its run below it; the block tells how it ended."""
-    origin = records.trace(claim.job_id, claim.stage_id) if _tracer is not None else None
+def attempt(origin: tuple[str, float] | None, stage: Stage, claim: Claim) -> Iterator[Tell]:
+    """A span for an attempt at a stage, with its wait and its run below it; the block tells how it ended.
+
+    ``origin`` is what the store tells of the job's trace; without one there is no span.
+    """
     if origin is None:
         yield lambda outcome, **_: None
         return

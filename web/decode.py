@@ -70,7 +70,7 @@ def parse(content: bytes) -> dict[str, Any]:
     if not content.strip():
         raise errors.InvalidRequest("The body is empty; send a JSON object.")
     try:
-        value = json.loads(content.decode(), object_pairs_hook=_pairs, parse_constant=_constant)
+        value = _strict().decode(content.decode())
     except RecursionError:
         raise errors.InvalidRequest("The body is nested too deeply.") from None
     except ValueError as exc:  # malformed JSON, bytes that are not UTF-8, a number of thousands of digits
@@ -107,6 +107,12 @@ def _check_text(value: Any, param: str | None) -> None:
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+@functools.cache
+def _strict() -> json.JSONDecoder:
+    """Making one takes longer than most bodies do."""
+    return json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant)
 
 
 def typed(value: dict[str, Any], kind: type[T], *, strict: bool = True) -> T:

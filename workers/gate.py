@@ -1,47 +1,59 @@
-"""Many at once, or one alone."""
+"""Many at once, or one alone: for coroutines of one event loop."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+import asyncio
 
 
 class Gate:
     """Lets many run together, or one alone; who waits to be alone keeps new ones out, so that its turn comes."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = asyncio.Event()
         self._together = 0
         self._alone = False
         self._wanting = 0
 
-    @contextlib.contextmanager
-    def together(self, timeout_s: float) -> Iterator[bool]:
-        """Enter beside others; False inside the block when somebody was or wanted to be alone for ``timeout_s``."""
-        with self._changed:
-            entered = self._changed.wait_for(lambda: not self._alone and not self._wanting, timeout_s)
-            self._together += entered
-        try:
-            yield entered
-        finally:
-            with self._changed:
-                self._together -= entered
-                self._changed.notify_all()
+    async def enter(self, alone: bool, timeout_s: float) -> bool:
+        """Enter beside others, or when nobody else is inside; False when that took longer than ``timeout_s``.
 
-    @contextlib.contextmanager
-    def alone(self, timeout_s: float) -> Iterator[bool]:
-        """Enter when nobody else is inside; False inside the block when that took longer than ``timeout_s``."""
-        with self._changed:
-            self._wanting += 1
-            entered = self._changed.wait_for(lambda: not self._alone and not self._together, timeout_s)
-            self._wanting -= 1
-            self._alone = self._alone or entered
-            self._changed.notify_all()
+        Beside others only while nobody is or wants to be alone. Who has entered must leave.
+        """
+        self._wanting += alone
         try:
-            yield entered
+            entered = self._open(alone) or await self._until(alone, timeout_s)
         finally:
-            with self._changed:
-                if entered:
-                    self._alone = False
-                self._changed.notify_all()
+            self._wanting -= alone
+        if entered and alone:
+            self._alone = True
+        elif entered:
+            self._together += 1
+        elif alone:
+            self._tell()
+        return entered
+
+    def leave(self, alone: bool) -> None:
+        """Leave as entered."""
+        if alone:
+            self._alone = False
+        else:
+            self._together -= 1
+        self._tell()
+
+    def _open(self, alone: bool) -> bool:
+        return not self._alone and not (self._together if alone else self._wanting)
+
+    async def _until(self, alone: bool, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not self._open(alone):
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                return self._open(alone)
+        return True
+
+    def _tell(self) -> None:
+        """Wake all that wait; each looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -8,20 +8,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from omniqueue import chain, errors, media, params, store
+from omniqueue import calls, chain, errors, media, params, store
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
+from omniqueue.hotpath import HotPath
 from omniqueue.payloads import Item, PayloadStore, Reference
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
 from workers import inputs, result, usage
 from workers.gate import Gate
 from workers.pieces import Pieces
+from workers.running import Key, Running, steps
 
 log = logging.getLogger(__name__)
 
@@ -31,30 +31,14 @@ _ABORT_PATIENCE_S = 5.0
 _RECORD_PATIENCE_S = 60.0
 #: How long a message that cannot start waits before the record is asked again whether it is still wanted, in seconds.
 _TURN_S = 1.0
+#: Outputs from this size on are written in a thread: so long a copy would hold up every request on the loop.
+_LARGE_BYTES = 32 << 20
 
-Key = tuple[str, int, int]
-
-
-@dataclass
-class Running:
-    """A claimed stage in the engine."""
-
-    claim: Claim
-    task: asyncio.Task[list[StageOutput]] | None = None
-    #: Done once the engine has let go of every item, and not when it is only asked to.
-    ended: Future[list[StageOutput]] = field(default_factory=Future)
-    #: Why it is being stopped, once it is.
-    stop: errors.EngineError | None = None
-    progress: dict[int, tuple[int, int]] = field(default_factory=dict)
-    moved_at: float = field(default_factory=time.monotonic)
-
-    def total_progress(self) -> tuple[int, int]:
-        """Steps done and steps in all, over the items that told any."""
-        return sum(p[0] for p in self.progress.values()), sum(p[1] for p in self.progress.values())
+T = TypeVar("T")
 
 
 class StageHost:
-    """Runs one stage's claims in one engine; called from the Celery worker's threads."""
+    """Runs one stage's claims in one engine; its coroutines are for its own loop."""
 
     def __init__(
         self,
@@ -75,42 +59,53 @@ class StageHost:
         self._running: dict[Key, Running] = {}
         self._lock = threading.Condition()
         self._gate = Gate()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True)
+        #: What intake.py has begun, whichever connection to the broker it came by; and set whenever one of them ends.
+        self.attempts: set[asyncio.Task[bool]] = set()
+        self.freed = asyncio.Event()
+        self.hot = HotPath(records)
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(stage.max_num_seqs + 4, "aside"))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     # -- the path of a claim -----------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def claimed(self, job_id: str, stage_id: int) -> Iterator[Claim | str]:
+    @contextlib.asynccontextmanager
+    async def claimed(self, job_id: str, stage_id: int) -> AsyncIterator[Claim | str]:
         """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block."""
         alone = False
         while True:
-            with (self._gate.alone if alone else self._gate.together)(_TURN_S) as entered:
+            entered = await self._gate.enter(alone, _TURN_S)
+            try:
                 answer: Claim | str = "alone"
                 if entered or alone:
                     # Not alone yet: asking again says that the message is in good hands, and ends the wait at last.
-                    answer = self.claim(job_id, stage_id, alone=alone and entered)
-                    alone = answer == "alone"
+                    answer = await self.claim(job_id, stage_id, alone=alone and entered)
                 if answer != "alone":
                     with self._holding(answer) if isinstance(answer, Claim) else contextlib.nullcontext():
                         yield answer
                     return
+            finally:
+                if entered:
+                    self._gate.leave(alone)
+            alone = entered or alone
 
-    def claim(self, job_id: str, stage_id: int, *, alone: bool = False) -> Claim | str:
+    async def claim(self, job_id: str, stage_id: int, *, alone: bool = False) -> Claim | str:
         """Claim a stage, waiting out a short absence of Redis; a message lost here is enqueued again by the reaper."""
         if stage_id != self.stage.stage_id:
             log.error("action=wrong_stage job=%s stage=%s worker_stage=%s", job_id, stage_id, self.stage.stage_id)
             return "early"
         if self.draining:  # the message is spent: enqueue the stage for another replica
-            chain.republish(self.pipe, self.store, store.Owed(job_id, stage_id))
+            await asyncio.to_thread(chain.republish, self.pipe, self.store, store.Owed(job_id, stage_id))
             return "draining"
         if self.dead.is_set():
             return "dead"
-        call = store.new_id()
-        answer: Claim | str = _patiently(
-            lambda: self.store.claim(self.pipe, job_id, stage_id, self.worker, alone=alone, call=call)
-        )
+        call = calls.claim(self.pipe, job_id, stage_id, self.worker, alone=alone)
+        answer = await _patiently(lambda: self.hot.make(call))
         if answer == "mismatch":
             log.error(
                 "action=wrong_config job=%s stage=%s config=%s: the job was accepted for another topology; give this "
@@ -121,14 +116,31 @@ class StageHost:
             )
         return answer
 
-    def run(self, claim: Claim) -> Sequence[StageOutput]:
+    async def run(self, claim: Claim) -> Sequence[StageOutput]:
         """All items of a claim, through the engine at once.
 
         Raises what the engine raises, Stopped (cancelled, superseded or expired) or HandedBack (shutting down).
         """
         with self._holding(claim) as running, inputs.mapped(self.payloads, self.stage, claim) as given:
-            self._loop.call_soon_threadsafe(self._begin, running, given)
-            return self._wait(running)
+            running.task = self.loop.create_task(self._engine(running, given))
+            running.task.add_done_callback(running.let_go)
+            if running.stop:  # told to stop before there was anything to cancel
+                running.task.cancel()
+            late = self.loop.call_later(claim.remaining_s, self._late, running)
+            try:
+                return await running.ended
+            finally:
+                late.cancel()
+
+    async def _engine(self, running: Running, given: inputs.Inputs) -> None:
+        outputs = await self._items(running, given)
+        if not running.ended.done():
+            running.ended.set_result(outputs)
+
+    def _late(self, running: Running) -> None:
+        late = errors.Stopped("The deadline passed while the stage ran.")
+        self._stop(running, late)
+        self.loop.call_later(_ABORT_PATIENCE_S, running.fail, late)
 
     @contextlib.contextmanager
     def _holding(self, claim: Claim) -> Iterator[Running]:
@@ -144,24 +156,6 @@ class StageHost:
                 with self._lock:
                     del self._running[key]
                     self._lock.notify_all()
-
-    def _begin(self, running: Running, given: inputs.Inputs) -> None:
-        running.task = self._loop.create_task(self._items(running, given))
-        running.task.add_done_callback(lambda task: _tell(task, running))
-        if running.stop:  # told to stop before there was anything to cancel
-            running.task.cancel()
-
-    def _wait(self, running: Running) -> Sequence[StageOutput]:
-        try:
-            return running.ended.result(timeout=running.claim.remaining_s)
-        except (TimeoutError, FutureTimeout):
-            if running.ended.done():  # the engine's own
-                raise
-        late = errors.Stopped("The deadline passed while the stage ran.")
-        self._stop(running, late)
-        with contextlib.suppress(Exception):
-            running.ended.result(timeout=_ABORT_PATIENCE_S)
-        raise late
 
     async def _items(self, running: Running, given: inputs.Inputs) -> list[StageOutput]:
         job = running.claim.request
@@ -180,7 +174,7 @@ class StageHost:
         claim = running.claim
 
         def progress(done: int, total: int) -> None:
-            running.progress[index] = _steps(done, total)
+            running.progress[index] = steps(done, total)
             running.moved_at = time.monotonic()
 
         request = StageRequest(
@@ -201,32 +195,43 @@ class StageHost:
         """Whether the job ends here: at the pipeline's last stage, or at the last one that makes what was asked."""
         return self.stage.stage_id == int(claim.request.get("last_stage", self.pipe.stages[-1].stage_id))
 
-    def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
+    async def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
         """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
         resolved = outputs[0].data.get("resolved", {}) if outputs else {}
         reference, ended, message = None, None, None
         if self._is_last(claim):
-            texts = result.texts(self.payloads, claim, self.pipe, self.stage)
-            ended = result.store(self.media, claim, outputs, self.stage, texts)
+            slow = not result.is_plain(claim, self.stage, outputs)
+            ended = await _aside(slow, lambda: self._encoded(claim, outputs))
         else:
-            name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
-            reference = self.payloads.put(name, [Item(output.data, output.tensors) for output in outputs])
+            large = sum(t.nbytes for output in outputs for t in output.tensors.values()) >= _LARGE_BYTES
+            reference = await _aside(large, lambda: self._put(claim, outputs))
             following = store.Owed(claim.job_id, claim.stage_id + 1)
             message = chain.message(self.pipe, self.store, following, claim.priority)
-        used = usage.of(outputs, reference)
-        outcome: str = _patiently(lambda: self.store.finish(claim, reference, resolved, ended, message, used))
+        call = calls.finish(claim, reference, resolved, ended, message, usage.of(outputs, reference))
+        outcome = await _patiently(lambda: self.hot.make(call))
         if outcome != "next":
-            self._release(claim, outcome, reference, None if outcome == "succeeded" else ended)
+            slow = outcome != "succeeded" or claim.attempt > 1
+            kept = None if outcome == "succeeded" else ended
+            await _aside(slow, lambda: self._release(claim, outcome, reference, kept))
         return outcome
 
-    def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
+    def _encoded(self, claim: Claim, outputs: Sequence[StageOutput]) -> dict[str, Any]:
+        texts = result.texts(self.payloads, claim, self.pipe, self.stage)
+        return result.store(self.media, claim, outputs, self.stage, texts)
+
+    def _put(self, claim: Claim, outputs: Sequence[StageOutput]) -> Reference:
+        name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
+        return self.payloads.keep(name, [Item(output.data, output.tensors) for output in outputs])
+
+    async def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
         """Record an attempt that ended without a result; what is owed again is enqueued at once."""
+        return await _patiently(lambda: asyncio.to_thread(self._fail, claim, error, retry, counted))
+
+    def _fail(self, claim: Claim, error: errors.OmniqueueError, retry: bool, counted: bool) -> str:
         if isinstance(error, errors.EngineDead):
             self.dead.set()
         code = error.code or "server_error"
-        outcome: str = _patiently(
-            lambda: self.store.fail(claim, code, error.message, retry=retry, counted=counted, param=error.param)
-        )
+        outcome = self.store.fail(claim, code, error.message, retry=retry, counted=counted, param=error.param)
         if outcome == "queued":
             chain.republish(self.pipe, self.store, store.Owed(claim.job_id, claim.stage_id))
         elif outcome != "stale":
@@ -237,16 +242,23 @@ class StageHost:
         self, claim: Claim, outcome: str, reference: Reference | None, ended: Mapping[str, Any] | None
     ) -> None:
         """Remove this host's files of a job that is over (or of an attempt that came too late)."""
-        mine = [reference.name] if reference else []
+        host = self.payloads.host
+        mine = [reference.name] if reference and reference.is_file(host) else []
         read = [*claim.references.values(), *([claim.input_reference] if claim.input_reference else [])]
-        earlier = [ref.name for ref in read if ref.host == self.payloads.host]
-        over = outcome != "stale" or claim.job_id not in _patiently(lambda: self.store.running([claim.job_id]))
+        earlier = [ref.name for ref in read if ref.is_file(host)]
+        over = outcome != "stale" or not self._is_live(claim.job_id)
         self.payloads.release(mine + (earlier if over else []))
         self.media.remove(ended)
-        if (
-            over and self._is_last(claim) and claim.attempt > 1
-        ):  # a worker that was killed had no time to remove what it had stored
+        if over and claim.attempt > 1 and self._is_last(claim):
+            # A worker that was killed had no time to remove what it had stored.
             self.media.remove_attempts(claim.job_id, range(1, claim.attempt))
+
+    def _is_live(self, job_id: str) -> bool:
+        """In doubt it is: the sweep will see."""
+        try:
+            return job_id in self.store.running([job_id])
+        except errors.BrokerUnavailable:
+            return True
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +271,7 @@ class StageHost:
 
     def _stop(self, running: Running, why: errors.EngineError) -> None:
         running.stop = running.stop or why
-        self._loop.call_soon_threadsafe(lambda: running.task.cancel() if running.task else None)
+        self.loop.call_soon_threadsafe(lambda: running.task.cancel() if running.task else None)
 
     def held(self) -> list[tuple[Claim, tuple[int, int]]]:
         """Claims in hand, with their progress."""
@@ -287,40 +299,28 @@ class StageHost:
 
     def ask_health(self) -> Future[None]:
         """The engine's answer to whether it can take more requests: EngineDead when it cannot."""
-        return asyncio.run_coroutine_threadsafe(self.engine.check_health(), self._loop)
+        return self.call(self.engine.check_health())
 
     def surrender(self) -> None:
         """Give back everything in hand, as failures that count: this process is about to leave with a broken engine."""
         for claim, _ in self.held():
             with contextlib.suppress(errors.OmniqueueError):
-                self.give_up(claim, errors.EngineDead(), retry=True, counted=True)
+                self._fail(claim, errors.EngineDead(), retry=True, counted=True)
 
     def close(self) -> None:
         """Close the engine and its loop; may be called twice."""
         self.engine.close()
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.call(self._end())
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
-            self._loop.close()
+            self.loop.close()
 
-
-def _steps(done: float, total: float) -> tuple[int, int]:
-    """Whatever an engine tells as whole numbers; what is no number is no progress."""
-    try:
-        return max(0, int(done)), max(0, int(total))
-    except (TypeError, ValueError, OverflowError):
-        return 0, 0
-
-
-def _tell(task: asyncio.Task[list[StageOutput]], running: Running) -> None:
-    if task.cancelled():
-        running.ended.set_exception(running.stop or errors.EngineDead("The engine dropped the request."))
-    elif error := task.exception():
-        running.ended.set_exception(running.stop or error)
-    else:
-        running.ended.set_result(task.result())
+    async def _end(self) -> None:
+        self.hot.close()
+        await asyncio.sleep(0)  # in which the connections close
+        self.loop.stop()
 
 
 def worker_name(stage: Stage, host: str) -> str:
@@ -328,13 +328,18 @@ def worker_name(stage: Stage, host: str) -> str:
     return f"{stage.queue}@{host}.{os.getpid()}.{int(time.time() * 1000):x}".replace(":", "_")
 
 
-def _patiently(call: Callable[[], Any]) -> Any:
+async def _aside(slow: bool, work: Callable[[], T]) -> T:
+    """In a thread what takes long, or it would hold up the loop; the rest is done before a thread would have begun."""
+    return await asyncio.to_thread(work) if slow else work()
+
+
+async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
     """Try again while Redis is away: workers outlive its restarts."""
     deadline = time.monotonic() + _RECORD_PATIENCE_S
     while True:
         try:
-            return call()
+            return await call()
         except errors.BrokerUnavailable:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.2)
+            await asyncio.sleep(0.2)

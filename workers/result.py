@@ -27,6 +27,16 @@ def texts(payloads: PayloadStore, claim: Claim, pipe: Pipeline, stage: Stage) ->
     return []
 
 
+def is_plain(claim: Claim, stage: Stage, outputs: Sequence[StageOutput]) -> bool:
+    """Whether the result is but a short text: nothing to read, to encode or to store."""
+    return (
+        stage.final_output_type == "text"
+        and "modalities" not in claim.request
+        and not claim.request.get("logprobs")
+        and sum(len(output.data.get("text", "")) for output in outputs) < _INLINE_TEXT_BYTES // 4
+    )
+
+
 def store(
     place: media.MediaStore,
     claim: Claim,

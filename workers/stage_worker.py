@@ -165,6 +165,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # What an engine has loaded stays: walking through it at each collection would take a twentieth of a hop.
             gc.collect()
             gc.freeze()
+            # An attempt makes hundreds of objects, which go by themselves: looking for cycles every 700 is too often.
+            gc.set_threshold(20_000)
         except errors.OmniqueueError as exc:
             _cannot_serve(host, self._pulse, exc.message)
         except Exception as exc:  # a user's engine may raise anything; another start may go better

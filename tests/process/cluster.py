@@ -368,6 +368,8 @@ def running(
 
 
 def publish_to(config: settings.Settings) -> None:
-    """Point this process's Celery app at another broker: it keeps a pool of producers for the first one it met."""
+    """Point this process's Celery app at another broker: it keeps its connections to the first one it met."""
     celery_app.publish_only(config)
-    celery_app.app.__dict__.pop("amqp", None)
+    for kept in ("amqp", "control"):
+        celery_app.app.__dict__.pop(kept, None)
+    celery_app.app._pool = None

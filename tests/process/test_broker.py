@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from omniqueue import chain, errors, store
+from omniqueue.job import Job
 from tests.process.cluster import Cluster, config, eventually, running
 from tests.process.load import Load
 
@@ -49,9 +50,24 @@ def _assert_full_capacity(cluster: Cluster) -> None:
     jobs = [cluster.submit(f"capacity {k}") for k in range(60)]
     records = cluster.all_ended(jobs)
     for stage_id in (0, 1):
-        spans = [(r.stages[stage_id].started_at or 0, r.stages[stage_id].ended_at or 0) for r in records]
-        at_once = max(sum(a <= start < b for a, b in spans) for start, _ in spans)
-        assert at_once == 4, f"stage {stage_id}"
+        assert _at_once(records, stage_id) == 4, f"stage {stage_id}"
+
+
+def _at_once(records: list[Job], stage_id: int) -> int:
+    """Most that ran in a stage at the same time."""
+    spans = [(r.stages[stage_id].started_at or 0, r.stages[stage_id].ended_at or 0) for r in records]
+    return max(sum(a <= start < b for a, b in spans) for start, _ in spans)
+
+
+def test_what_runs_through_an_absence_of_the_broker_still_takes_its_slots(slow: Cluster) -> None:
+    jobs = [slow.submit(f"slot {k}") for k in range(10)]
+    for job in jobs[:4]:
+        slow.when_stage(job, 0, "running")
+    slow.valkey.stop()
+    slow.valkey.start()
+    records = slow.all_ended(jobs)
+    assert {record.state.value for record in records} == {"succeeded"}
+    assert _at_once(records, 0) == 4
 
 
 def test_redis_without_persistence_that_restarts_ends_every_job_and_the_workers_go_on() -> None:

@@ -70,7 +70,7 @@ def test_a_frozen_replica_does_not_slow_the_other_and_changes_nothing_when_it_wa
 
     assert load.not_succeeded() == []
     assert load.answered_twice() == 0
-    assert pace > 20
+    assert pace > 5  # a hundred on a machine that is free; none when the frozen one holds things up
     # What the frozen one finished on waking was refused: each record has one answer, and no file of an older attempt.
     mine = [one.job for one in load.outcomes if one.job and one.job.stages[1].attempt > 1]
     assert mine
@@ -94,7 +94,7 @@ def test_a_prompt_that_kills_its_worker_fails_after_the_attempt_limit_and_its_ne
     for _ in range(3):  # as a supervisor does
         assert worker.wait(20.0) == 9
         deaths += 1
-        worker = quick.worker(1)
+        worker = quick.worker(1, ready=False)  # it may be killed as soon as it is
 
     poison, *neighbours = quick.all_ended([jobs[1], jobs[0], *jobs[2:]])
     assert poison.state.value == "failed"

@@ -119,7 +119,7 @@ def test_a_prompt_that_kills_its_worker_is_told_with_stage_and_attempts(web: Clu
         answer = pool.submit(generate, web, "EXIT now")
         for _ in range(3):
             assert worker.wait(20.0) == 9
-            worker = web.worker(1)
+            worker = web.worker(1, ready=False)  # it may be killed as soon as it is
         status, body = answer.result(30.0)
     assert status == 500
     assert "Stage 1" in body["error"]["message"]

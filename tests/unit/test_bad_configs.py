@@ -194,7 +194,7 @@ BAD: list[tuple[str, str, str]] = [
     (GLM % ("", "") + "async_chunk: true\n", "async_chunk", "set async_chunk: false"),
     (GLM % (", async_chunk: true", ""), "stages[0].async_chunk", "set async_chunk: false"),
     (GLM % ("", "") + "session_mode: duplex\n", "session_mode", "set it to turn"),
-    ("pipeline: voxtral_tts\n", "pipeline", "hands over in chunks only"),
+    ("pipeline: voxtral_tts\n", "pipeline", "can only send pieces while it runs"),
     # Wiring.
     (
         GLM % (", output_connectors: {to_stage_1: shn}", "") + "connectors: {shm: {name: SharedMemoryConnector}}\n",

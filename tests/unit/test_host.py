@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from omniqueue import chain, errors, media, tasks
+from omniqueue.calls import Call
 from omniqueue.engines.base import Progress, StageOutput, StageRequest
 from omniqueue.engines.fake import FakeEngine
 from omniqueue.job import Job, JobState
@@ -68,7 +69,7 @@ class Scripted(FakeEngine):
 
 @pytest.fixture
 def pipe() -> Pipeline:
-    return support.pipeline(2, engine_args={"steps": 2, "payload_bytes": 1000}, lease_s=30.0)
+    return support.pipeline(2, engine_args={"steps": 2, "payload_bytes": 5000}, lease_s=30.0)
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def engine_of(host: StageHost) -> Scripted:
 
 def open_gate(host: StageHost, prompt: str) -> None:
     gates = engine_of(host).gates
-    host._loop.call_soon_threadsafe(lambda: gates.setdefault(prompt, asyncio.Event()).set())
+    host.loop.call_soon_threadsafe(lambda: gates.setdefault(prompt, asyncio.Event()).set())
 
 
 def submit(records: Store, pipe: Pipeline, **facts: Any) -> str:
@@ -119,7 +120,7 @@ def in_background(host: StageHost, job_id: str) -> tuple[threading.Thread, list[
 
 
 def claimed(host: StageHost, job_id: str) -> Claim:
-    claim = host.claim(job_id, host.stage.stage_id)
+    claim = host.call(host.claim(job_id, host.stage.stage_id)).result()
     assert isinstance(claim, Claim), claim
     return claim
 
@@ -140,6 +141,27 @@ def test_two_stages_turn_a_job_into_files(records: Store, pipe: Pipeline, host_o
     assert len({last.media.read(e["file"]) for e in record.result["data"]}) == 3
     assert [s.params for s in record.stages] == [{"seed": 5}, {"height": 8, "seed": 5, "width": 16}]
     assert shm.names() == []  # released as soon as the job is over
+
+
+@pytest.mark.parametrize("ends", ["succeeded", "cancelled"])
+def test_a_small_output_is_carried_in_the_record_until_the_job_is_over(
+    records: Store, pipe: Pipeline, host_of: HostOf, shm: PayloadStore, ends: str
+) -> None:
+    pipe = support.with_stage(pipe, 0, engine_args={"payload_bytes": 1000})
+    job_id = submit(records, pipe)
+    assert tasks.attempt_stage(host_of(pipe, 0), job_id, 0)
+    reference = job(records, job_id).stages[0].reference
+    assert reference is not None
+    assert (reference["store"], shm.names()) == ("record", [])
+    seen: list[int] = []
+    last = host_of(pipe, 1)
+    engine_of(last).script = lambda request: seen.append(request.sources[0].tensors["payload"].nbytes)
+    if ends == "cancelled":
+        records.cancel(job_id)
+    assert tasks.attempt_stage(last, job_id, 1) is (ends == "succeeded")
+    assert seen == ([1000] if ends == "succeeded" else [])
+    record = job(records, job_id)
+    assert (record.state.value, record.stages[0].reference) == (ends, None)
 
 
 def test_a_job_that_asks_for_less_ends_at_an_early_stage_and_its_chain_too(
@@ -381,11 +403,11 @@ def test_a_superseded_worker_changes_nothing_and_leaves_no_file(
     frozen, alive = host_of(pipe, 0), host_of(pipe, 0)
     job_id = submit(records, pipe)
     claim = claimed(frozen, job_id)
-    outputs = frozen.run(claim)
+    outputs = frozen.call(frozen.run(claim)).result()
     support.lapse(records, pipe, job_id, 0)
     assert tasks.attempt_stage(alive, job_id, 0)
     before = records.job(job_id)
-    assert frozen.record(claim, outputs) == "stale"
+    assert frozen.call(frozen.record(claim, outputs)).result() == "stale"
     assert records.job(job_id) == before
     assert shm.names() == [shm.name(job_id, 0, 2)]
 
@@ -395,10 +417,10 @@ def test_a_superseded_last_stage_leaves_the_winners_files(records: Store, host_o
     frozen, alive = host_of(pipe, 0), host_of(pipe, 0)
     job_id = submit(records, pipe)
     claim = claimed(frozen, job_id)
-    outputs = frozen.run(claim)
+    outputs = frozen.call(frozen.run(claim)).result()
     support.lapse(records, pipe, job_id, 0)
     assert tasks.attempt_stage(alive, job_id, 0)
-    assert frozen.record(claim, outputs) == "stale"
+    assert frozen.call(frozen.record(claim, outputs)).result() == "stale"
     result = job(records, job_id).result
     assert result is not None
     assert alive.media.read(result["data"][0]["file"])
@@ -409,16 +431,16 @@ def test_an_outcome_whose_answer_was_lost_is_said_again_and_keeps_its_output(
     records: Store, pipe: Pipeline, host_of: HostOf, shm: PayloadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = host_of(pipe, 0)
-    finish, lost = records.finish, [True]
+    make, lost = host.hot.make, [True]
 
-    def lossy(*args: Any) -> str:
-        answer = finish(*args)
-        if lost:
+    async def lossy(call: Call[Any]) -> Any:
+        answer = await make(call)
+        if lost and call.operation == "finish":
             lost.clear()
             raise errors.BrokerUnavailable
         return answer
 
-    monkeypatch.setattr(records, "finish", lossy)
+    monkeypatch.setattr(host.hot, "make", lossy)
     job_id = submit(records, pipe)
     assert tasks.attempt_stage(host, job_id, 0)
     assert shm.names() == [shm.name(job_id, 0, 1)]
@@ -429,14 +451,14 @@ def test_the_lease_is_prolonged_while_an_outcome_is_being_recorded(
 ) -> None:
     host = host_of(pipe, 0)
     held: list[str] = []
-    put = host.payloads.put
+    keep = host.payloads.keep
 
     def slow(name: str, items: Any) -> Any:
         held.extend(claim.job_id for claim, _ in host.held())
         assert host.moved_at() is None  # it is not the engine that is slow
-        return put(name, items)
+        return keep(name, items)
 
-    monkeypatch.setattr(host.payloads, "put", slow)
+    monkeypatch.setattr(host.payloads, "keep", slow)
     job_id = submit(records, pipe)
     assert tasks.attempt_stage(host, job_id, 0)
     assert held == [job_id]
@@ -507,7 +529,7 @@ def test_a_dead_engine_gives_its_job_to_another_worker_and_takes_no_more(
     job_id = submit(records, pipe)
     assert not tasks.attempt_stage(broken, job_id, 0)
     assert broken.dead.is_set()
-    assert broken.claim(submit(records, pipe), 0) == "dead"
+    assert broken.call(broken.claim(submit(records, pipe), 0)).result() == "dead"
     assert len(messages(records, pipe.stages[0].queue)) == 1
     assert tasks.attempt_stage(good, job_id, 0)
     assert job(records, job_id).stages[0].failures == 1
@@ -520,13 +542,14 @@ def test_a_request_that_the_engine_drops_by_itself_means_that_it_is_dead(
     job_id = submit(records, pipe, prompt="wait")
     thread, _ = in_background(host, job_id)
     engine_of(host).wait_for(1)
-    asyncio.run_coroutine_threadsafe(host.engine.abort(f"{job_id}-0-1-0"), host._loop).result(30)
+    asyncio.run_coroutine_threadsafe(host.engine.abort(f"{job_id}-0-1-0"), host.loop).result(30)
 
-    def cancel_all() -> None:
-        for task in asyncio.all_tasks(host._loop):
-            task.cancel()
+    def drop() -> None:
+        for running in host._running.values():
+            assert running.task is not None
+            running.task.cancel()
 
-    host._loop.call_soon_threadsafe(cancel_all)
+    host.loop.call_soon_threadsafe(drop)
     thread.join()
     assert host.dead.is_set()
 
@@ -640,21 +663,17 @@ def test_redis_that_is_away_for_a_moment_is_waited_for(
     records: Store, pipe: Pipeline, host_of: HostOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = host_of(pipe, 0)
-    for name in ("claim", "finish", "running"):
-        monkeypatch.setattr(records, name, _away_once(getattr(records, name)))
-    assert tasks.attempt_stage(host, submit(records, pipe), 0)
+    make, asked = host.hot.make, []
 
-
-def _away_once(call: Callable[..., Any]) -> Callable[..., Any]:
-    away = [True]
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if away:
-            away.clear()
+    async def away_once(call: Call[Any]) -> Any:
+        asked.append(call.operation)
+        if asked.count(call.operation) == 1:
             raise errors.BrokerUnavailable
-        return call(*args, **kwargs)
+        return await make(call)
 
-    return wrapped
+    monkeypatch.setattr(host.hot, "make", away_once)
+    assert tasks.attempt_stage(host, submit(records, pipe), 0)
+    assert asked == ["claim", "claim", "finish", "finish"]
 
 
 def test_a_broker_that_refuses_the_message_leaves_the_work_owed(

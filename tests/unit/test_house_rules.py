@@ -116,14 +116,15 @@ def test_the_router_imports_no_engine_and_no_worker() -> None:
 
 
 STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py", "omniqueue/meters.py"}
-#: embedded.py waits for the server that it starts; connection.py and redis_facts.py name no key; the bench measures
-#: Redis by itself.
-REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in ("connection", "embedded", "redis_facts")}
-REDIS_CLIENTS |= {"bench/transport.py"}
+#: embedded.py waits for the server that it starts; connection.py, hotpath.py and redis_facts.py name no key; the bench
+#: measures Redis by itself.
+REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in ("connection", "embedded", "hotpath", "redis_facts")}
+REDIS_CLIENTS |= {"bench/floor.py"}
 
 
 def test_the_store_alone_speaks_to_redis() -> None:
     assert users("redis", "valkey") <= REDIS_CLIENTS
+    assert users("hiredis") == {"omniqueue/hotpath.py"}
     outside = {
         f"{path}: {name}"
         for path, tree in sources().items()
@@ -162,7 +163,7 @@ def test_payloads_alone_opens_shared_memory() -> None:
 
 
 #: up.py, demo.py and the bench ask our own router on this machine; remote.py opens what a client names.
-HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py", "bench/transport.py"}
+HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py", "bench/deployment.py"}
 
 
 def test_media_alone_opens_urls() -> None:

@@ -109,8 +109,9 @@ def test_tensors_begin_at_multiples_of_64_bytes(shm: PayloadStore) -> None:
     assert [start % 64 for start in starts] == [0, 0, 0]
 
 
-def test_a_reader_maps_and_does_not_copy(shm: PayloadStore) -> None:
-    reference = shm.put(shm.name("a" * 32, 0, 1), [Item({}, {"x": Tensor("uint8", (4,), b"abcd")})])
+def test_a_reader_of_a_large_payload_maps_and_does_not_copy(shm: PayloadStore) -> None:
+    rest = Tensor("uint8", (payloads._SMALL_BYTES,), bytes(payloads._SMALL_BYTES))
+    reference = shm.put(shm.name("a" * 32, 0, 1), [Item({}, {"x": Tensor("uint8", (4,), b"abcd"), "rest": rest})])
     with shm.open(reference) as payload:
         view = payload.items[0].tensors["x"].buffer
         assert isinstance(view, memoryview)
@@ -121,8 +122,10 @@ def test_a_reader_maps_and_does_not_copy(shm: PayloadStore) -> None:
         assert bytes(view) == b"wxyz"
 
 
-def test_what_a_reader_writes_stays_its_own(shm: PayloadStore) -> None:
-    reference = shm.put(shm.name("a" * 32, 0, 1), [Item({}, {"x": Tensor("uint8", (4,), b"abcd")})])
+@pytest.mark.parametrize("more", [0, payloads._SMALL_BYTES])
+def test_what_a_reader_writes_stays_its_own(shm: PayloadStore, more: int) -> None:
+    facts = {"x": Tensor("uint8", (4,), b"abcd"), "rest": Tensor("uint8", (more,), bytes(more))}
+    reference = shm.put(shm.name("a" * 32, 0, 1), [Item({}, facts)])
     with shm.open(reference) as payload, shm.open(reference) as other:
         memoryview(payload.items[0].tensors["x"].buffer)[:] = b"wxyz"
         assert bytes(other.items[0].tensors["x"].buffer) == b"abcd"
@@ -275,6 +278,34 @@ def test_data_that_is_not_json_is_refused_before_anything_is_written(shm: Payloa
     assert shm.names() == []
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, payloads._CARRIED_BYTES - 500])
+def test_a_small_payload_comes_back_in_its_reference_and_can_be_opened_on_any_host(
+    shm: PayloadStore, size: int
+) -> None:
+    given = items(size)
+    reference = shm.keep(shm.name("a" * 32, 0, 1), given)
+    assert (shm.names(), reference.store, reference.is_file(shm.host)) == ([], "record", False)
+    assert Reference.from_json(json.loads(json.dumps(reference.to_json()))) == reference
+    elsewhere = PayloadStore("cafe0123", str(shm.directory), host="there")
+    with shm.open(shm.put(shm.name("b" * 32, 0, 1), given)) as file, elsewhere.open(reference) as payload:
+        assert facts(payload) == facts(file)
+        view = memoryview(payload.items[0].tensors["x"].buffer)
+        view[:] = bytes(size)  # its own, as a file's would be
+
+
+def test_what_is_not_small_is_kept_in_a_file(shm: PayloadStore) -> None:
+    reference = shm.keep(shm.name("a" * 32, 0, 1), items(payloads._CARRIED_BYTES))
+    assert (shm.names(), reference.store, reference.content) == ([reference.name], "shm", "")
+    assert reference.is_file(shm.host)
+
+
+@pytest.mark.parametrize("content", ["", "AAAA", "no base 64!", "T1FQMf////8="])
+def test_a_reference_with_damaged_content_is_a_payload_error(shm: PayloadStore, content: str) -> None:
+    reference = dataclasses.replace(shm.keep(shm.name("a" * 32, 0, 1), items()), content=content)
+    with pytest.raises(errors.PayloadError), shm.open(reference):
+        raise AssertionError("opened")
+
+
 # -- who may see what --------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +350,7 @@ def test_a_payload_that_is_not_there_or_not_ours_is_a_payload_error(shm: Payload
 
 
 def test_a_failed_map_does_not_touch_the_producers_file(shm: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = shm.put(shm.name("a" * 32, 0, 1), items())
+    reference = shm.put(shm.name("a" * 32, 0, 1), items(payloads._SMALL_BYTES))
     with monkeypatch.context() as broken:
         broken.setattr(mmap, "mmap", support.raising(OSError(errno.ENOMEM, "Cannot allocate memory")))
         with pytest.raises(errors.PayloadError), shm.open(reference):

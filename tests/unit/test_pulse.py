@@ -42,7 +42,7 @@ def host(records: Store, shm: PayloadStore, tmp_path: Path, pipe: Pipeline) -> I
     place = media.MediaStore(f"file://{tmp_path}")
     made = StageHost(pipe, pipe.stages[0], engine, records, shm, place, "me")
     yield made
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), made._loop).result(30)  # what was asked of the loop is answered
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), made.loop).result(30)  # what was asked of the loop is answered
     made.close()
 
 
@@ -71,9 +71,9 @@ def hold(host: StageHost, records: Store, pipe: Pipeline) -> tuple[str, threadin
 
     def run() -> None:
         try:
-            host.run(claim)
+            host.call(host.run(claim)).result()
         except errors.OmniqueueError as error:
-            host.give_up(claim, error, retry=False, counted=False)
+            host.call(host.give_up(claim, error, retry=False, counted=False)).result()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -235,7 +235,7 @@ def test_a_worker_that_was_stopped_for_long_is_not_taken_for_a_hung_one(
     pulse.ready()
     job_id, thread = hold(host, records, pipe)
     free = threading.Event()
-    host._loop.call_soon_threadsafe(free.wait)  # no answer from the engine on waking either
+    host.loop.call_soon_threadsafe(free.wait)  # no answer from the engine on waking either
     pulse._check_engine()
     pulse._clock._read_at -= 3600.0
     pulse._check_engine()
@@ -276,7 +276,7 @@ def test_an_engine_that_blocks_its_loop_loses_no_lease_until_it_counts_as_hung(
     pulse.ready()
     job_id, thread = hold(host, records, pipe)
     free = threading.Event()
-    host._loop.call_soon_threadsafe(free.wait)
+    host.loop.call_soon_threadsafe(free.wait)
     for _ in range(3):
         support.lapse(records, pipe, job_id, 0)
         pulse._beat_once()
@@ -305,7 +305,7 @@ def test_a_load_that_takes_too_long_leaves_and_names_the_phase(
 def test_a_health_check_of_a_closed_host_is_nobodys_fault(host: StageHost, left: list[int]) -> None:
     pulse = Pulse(host)
     pulse.ready()
-    pulse._health = asyncio.run_coroutine_threadsafe(asyncio.sleep(60), host._loop)  # type: ignore[assignment]
+    pulse._health = asyncio.run_coroutine_threadsafe(asyncio.sleep(60), host.loop)  # type: ignore[assignment]
     pulse._health.cancel()
     pulse._check_engine()
     assert left == []

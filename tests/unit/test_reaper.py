@@ -178,6 +178,19 @@ def test_outdated_results_go_with_their_files_and_their_records(
             place.read(media.file_name(job_id, 1, 0, "png"))
 
 
+def test_one_pass_forgets_more_than_redis_is_asked_for_at_once(
+    records: Store, shm: PayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "FORGET_S", 60.0)
+    pipe = support.pipeline(1, result_ttl_s=0.001)
+    for _ in range(250):
+        records.cancel(submit(records, pipe))
+    while len(records.outdated(1000)) < 250:
+        time.sleep(0.005)
+    Reaper(records, Catalog((pipe,)), shm).once()
+    assert records.outdated() == []
+
+
 def test_a_file_that_cannot_be_removed_does_not_stop_the_rest(
     records: Store, shm: PayloadStore, place: media.MediaStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

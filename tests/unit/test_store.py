@@ -558,6 +558,14 @@ def test_a_limit_keeps_one_pass_short(records: Store, pipe: Pipeline) -> None:
     assert [len(records.reap(pipe.name, limit=3)) for _ in range(4)] == [3, 3, 1, 0]
 
 
+def test_every_passed_deadline_ends_its_job_in_one_pass(records: Store, pipe: Pipeline) -> None:
+    ids = [submit(records, pipe) for _ in range(7)]
+    for job_id in ids:
+        support.overdue(records, pipe, job_id)
+    assert records.reap(pipe.name, limit=3) == []
+    assert {state(records, one).value for one in ids} == {"expired"}
+
+
 def test_a_waiting_stage_whose_queue_is_empty_has_lost_its_message(records: Store, pipe: Pipeline) -> None:
     queue = pipe.stages[0].queue
     lost, young = submit(records, pipe), submit(records, pipe)

@@ -151,6 +151,6 @@ def test_without_a_model_the_file_tells(tmp_path: Path, name: str, text: str, ke
 def test_the_model_wins_over_the_files_name_and_the_key_over_both(tmp_path: Path) -> None:
     file = tmp_path / "glm_image.yaml"
     file.write_text("stages: []\n", encoding="utf-8")
-    assert configfile.load(file, model="x/bagel").name == "bagel"
+    assert configfile.load(file, model="x/cosyvoice3").name == "cosyvoice3"
     file.write_text("pipeline: qwen2_5_omni\n", encoding="utf-8")
-    assert configfile.load(file, model="x/bagel").name == "qwen2_5_omni"
+    assert configfile.load(file, model="x/cosyvoice3").name == "qwen2_5_omni"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import subprocess
@@ -11,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from omniqueue import configfile, errors, schema, topology
+from tests.unit.test_shipped_configs import FORMS
 
 pytestmark = pytest.mark.engine
 
 CHUNKS = "set async_chunk: false"
 DUPLEX = "session_mode: duplex sessions need all stages in one process"
-CHUNKS_ONLY = "hands over in chunks only"
+CHUNKS_ONLY = "the earlier stage can only send pieces while it runs"
+PAGES = "kv_transfer_config: has vLLM's own connector move key-value pages"
+COMPANIONS = "a companion request beside each request"
+PARAMETERS = "from all stages' parameters"
 NO_ENDPOINT = "has no endpoint here"
 UNNAMED = "pipeline: is not said, nor is a model"
 MEMORY = "stages[2].gpu_memory_utilization: brings device 5 to 1.70 of its memory"
@@ -47,13 +53,19 @@ REFUSED = {
     NO_ENDPOINT: "Gr00tN1d7 cosmos3_policy_droid pi0 pi05",
     UNNAMED: "moss_sound_effect moss_tts_80gb moss_ttsd moss_voice_generator",
     "forced_aligner: there is no such key here": "qwen3_tts_forced_aligner",
+    PAGES: "hunyuan-image-3-mooncakeconnector",
+    PARAMETERS: """
+        minimax_h3_disaggregated minimax_h3_disaggregated_nixl minimax_h3_disaggregated_turbo
+        minimax_h3_disaggregated_turbo_nixl
+    """,
 }
 
 #: What still stands in the way once the file is told not to stream chunks and to take turns.
 STILL_REFUSED = {
-    CHUNKS_ONLY: REFUSED[CHUNKS_ONLY],
-    NO_ENDPOINT: REFUSED[NO_ENDPOINT],
-    UNNAMED: REFUSED[UNNAMED],
+    **{reason: REFUSED[reason] for reason in (NO_ENDPOINT, UNNAMED, PAGES, PARAMETERS)},
+    CHUNKS_ONLY: f"{REFUSED[CHUNKS_ONLY]} moss_tts moss_tts_local moss_tts_local_2npu moss_tts_local_3npu "
+    "moss_tts_local_h200 moss_tts_realtime",
+    COMPANIONS: "minimax_music3 minimax_music3_2gpu",
     MEMORY: "minicpmo_4_5_8x4090_stage1_replicas",
     "forced_aligner: there is no such key here": "qwen3_tts_forced_aligner",
 }
@@ -144,4 +156,29 @@ def test_base_config_and_platforms_mean_to_us_what_they_mean_to_vllm_omni(monkey
 def test_the_shipped_table_is_what_the_installed_vllm_omni_says() -> None:
     program = [sys.executable, "-m", "omniqueue.engines.registry"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == (topology.shipped() / "topologies.yaml").read_text(encoding="utf-8")
+    said = (topology.shipped() / "topologies.yaml").read_text(encoding="utf-8")
+    changes = difflib.unified_diff(
+        said.splitlines(), done.stdout.splitlines(), "shipped", "installed", lineterm="", n=1
+    )
+    assert list(changes) == []
+
+
+def test_another_version_is_read_from_its_registry() -> None:
+    program = (
+        "from omniqueue import cli, topology; topology.table()['vllm_omni'] = '0.1'; cli.main(['models', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert "omniqueue knows vllm_omni 0.1; reading the registry of" in done.stderr
+    told = json.loads(done.stdout[done.stdout.index('{\n  "vllm_omni"') :])
+    assert [one["pipeline"] for one in told["pipelines"]] == sorted(topology.keys(), key=str.lower)
+    assert told["vllm_omni"] == topology.table()["vllm_omni"]
+
+
+def test_shipped_configs_sample_as_the_files_of_vllm_omni_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIQUEUE_PLATFORM", "cuda")
+    for pipeline, (name, *_) in FORMS.items():
+        theirs = yaml.safe_load(
+            (folder() / topology.table()["pipelines"][pipeline]["deploy"]).read_text(encoding="utf-8")
+        )
+        for entry, stage in zip(theirs["stages"], configfile.load(f"{name}.yaml").stages, strict=True):
+            assert stage.default_sampling_params == entry["default_sampling_params"], f"{name} stage {stage.stage_id}"

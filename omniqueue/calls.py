@@ -1,0 +1,95 @@
+"""The two calls that every attempt makes, to claim a stage and to record it: what is asked, and what answers mean.
+
+Pure functions, because they are made in two ways: through redis-py by whoever is in a thread (store.py), and on a
+worker's event loop (hotpath.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from omniqueue import payloads, pipeline
+from omniqueue.claims import Claim, Message
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """An operation of records.lua with its arguments, and how its answer is read."""
+
+    operation: str
+    args: tuple[Any, ...]
+    read: Callable[[list[Any]], T]
+
+
+def new_id() -> str:
+    """A job id: opaque, and without the characters that payload names and record keys use."""
+    return os.urandom(16).hex()
+
+
+def flat(message: Message | None) -> tuple[str, ...]:
+    """A message as arguments, if there is one."""
+    return (message.list, message.text) if message else ()
+
+
+def json(value: Any) -> str:
+    """As JSON, made in C."""
+    return msgspec.json.encode(value).decode()
+
+
+def _reference(text: str) -> payloads.Reference:
+    return payloads.Reference.from_json(msgspec.json.decode(text))
+
+
+def claim(
+    pipe: pipeline.Pipeline, job_id: str, stage_id: int, worker: str, *, alone: bool = False, call: str = ""
+) -> Call[Claim | str]:
+    """Claim a stage, or why not: gone, over, done (pass it on), busy (another has it), early, mismatch, alone.
+
+    The last attempt needs ``alone``: nothing else runs in the worker. The same ``call`` gets the same answer again.
+    """
+
+    def read(answer: list[Any]) -> Claim | str:
+        if answer[0] != "run":
+            return str(answer[0])
+        _, attempt, request, remaining, priority, given, *references = answer
+        return Claim(
+            job_id=job_id,
+            stage_id=stage_id,
+            attempt=int(attempt),
+            request=msgspec.json.decode(request),
+            remaining_s=float(remaining),
+            priority=int(priority),
+            input_reference=_reference(given) if given else None,
+            references={k: _reference(text) for k, text in enumerate(references) if text},
+        )
+
+    options = ("1" if alone else "0", call or new_id())
+    return Call("claim", (job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options), read)
+
+
+def finish(
+    claim: Claim,
+    reference: payloads.Reference | None,
+    params: Mapping[str, Any],
+    result: Mapping[str, Any] | None = None,
+    message: Message | None = None,
+    used: Mapping[str, float] | None = None,
+) -> Call[str]:
+    """Record a stage's output if the claim still holds, and enqueue the next stage's ``message``, if one is given.
+
+    What the attempt ``used`` is added to the stage's counters.
+
+    Answers next, succeeded, stale, cancelled or expired.
+    """
+    said = json(reference.to_json()) if reference else ""
+    ended = json(result) if result is not None else ""
+    amounts = [part for pair in (used or {}).items() for part in pair]
+    told = (said, json(params), ended, *(flat(message) or ("", "")), *amounts)
+    return Call("finish", (claim.job_id, claim.stage_id, claim.attempt, *told), lambda answer: str(answer[0]))

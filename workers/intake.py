@@ -1,0 +1,216 @@
+"""How a stage's messages are taken: from Redis straight onto the loop that the engine runs on.
+
+Celery's own way of a message leads through kombu's channel, a request object, a thread of the pool and from there to
+the engine's loop and back: 0.7 ms of Python and four wake-ups for each hop, most of them for what a stage does not use
+(acknowledgements, retries, ETAs, time limits, result backends). Here the loop takes several messages at once, runs each
+as a coroutine and tells Celery what it has to know: which tasks are active (``inspect active``, revoke) and, with
+``-E``, that they were received, begun and ended. Messages that Celery made for anything else than a stage are given to
+Celery, and with a broker that is not the Redis of the records all of them are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import kombu
+import msgspec
+from celery.worker import state
+
+from omniqueue import chain, errors, tasks
+from workers.host import StageHost
+
+log = logging.getLogger(__name__)
+
+#: How long one question for messages may wait, in seconds; a worker that is told to stop asks for it to end at once.
+WAIT_S = 1.0
+#: Pause before Redis is asked again after it did not answer, in seconds.
+_RETRY_S = 0.2
+#: Most messages taken at once: the next ones are for the other replicas.
+_MOST = 8
+
+
+class _Headers(msgspec.Struct):
+    id: str
+    task: str
+    eta: str | None = None
+    expires: str | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+
+
+class _Envelope(msgspec.Struct):
+    headers: _Headers
+    body: str
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+_body = msgspec.json.Decoder(tuple[tuple[str, int], msgspec.Raw, msgspec.Raw])
+
+
+class Running:
+    """A message in hand, as far as Celery's remote control and its events ask about it."""
+
+    def __init__(self, intake: Intake, headers: _Headers, job_id: str, stage_id: int) -> None:
+        self.id, self.name, self.headers = headers.id, headers.task, headers
+        self.args = (job_id, stage_id)
+        self.time_start = time.time()
+        self.began = time.monotonic()
+        self._intake = intake
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """As Celery's own requests tell."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "args": f"({self.args[0]}, {self.args[1]})" if safe else list(self.args),
+            "kwargs": "{}" if safe else {},
+            "type": self.name,
+            "hostname": self._intake.worker.hostname,
+            "time_start": self.time_start,
+            "acknowledged": True,
+            "delivery_info": {"routing_key": self._intake.host.stage.queue},
+            "worker_pid": os.getpid(),
+        }
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Revoked while it runs: its job is cancelled."""
+        self._intake.cancel_job(self.args[0])
+
+
+class Intake(kombu.Consumer):  # type: ignore[misc]
+    """The consumer of a stage's queue; Celery starts and stops it from its own thread."""
+
+    def __init__(self, *args: Any, worker: Any, host: StageHost, **options: Any) -> None:
+        self.worker, self.host = worker, host
+        self._untold: deque[tuple[str, dict[str, Any]]] = deque()
+        self._taking: Future[None] | None = None
+        self._stopped = threading.Event()
+        super().__init__(*args, **options)
+
+    # -- what Celery asks, in its thread -----------------------------------------------------------------------------
+
+    def consume(self, no_ack: bool | None = None) -> None:
+        """Begin to take messages."""
+        if self._taking is None and self.queues:
+            self._stopped = threading.Event()
+            self._taking = self.host.call(self._take(self._stopped))
+
+    def cancel(self) -> None:
+        """Take no more; what was taken runs on."""
+        if self._taking is not None:
+            taking, self._taking = self._taking, None
+            self._stopped.set()
+            # An engine that holds up the loop holds this up too; what is still taken then runs, or is handed back.
+            with contextlib.suppress(errors.OmniqueueError, TimeoutError, FutureTimeout):
+                self.host.call(self._stop()).result(timeout=self.host.hot.timeout_s)
+                taking.result(timeout=self.host.hot.timeout_s + WAIT_S)
+
+    def cancel_by_queue(self, queue: str) -> None:
+        """Remote control: leave the queue, until it is added again."""
+        self._queues.pop(queue, None)
+        self.cancel()
+
+    def close(self) -> None:
+        """As cancel."""
+        self.cancel()
+
+    def cancel_job(self, job_id: str) -> None:
+        """Remote control revoked a task: that ends its job."""
+        self.host.call(asyncio.to_thread(self.host.store.cancel, job_id))
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        self.host.freed.set()
+        await self.host.hot.take_no_more()
+
+    async def _take(self, stopped: threading.Event) -> None:
+        lists = chain.broker_lists(self.host.stage.queue)
+        while not stopped.is_set():
+            free = self.host.stage.max_num_seqs - len(self.host.attempts)
+            if free <= 0:
+                self.host.freed.clear()
+                await self.host.freed.wait()
+                continue
+            try:
+                await self.host.hot.take(lists, min(_MOST, -(-free // 2)), WAIT_S, self._begin)
+            except errors.BrokerUnavailable:
+                await asyncio.sleep(_RETRY_S)
+            except Exception:  # a loop that ends would leave the worker deaf
+                log.exception("action=take_failed")
+                await asyncio.sleep(_RETRY_S)
+
+    def _begin(self, text: str) -> None:
+        """Called as a message arrives."""
+        try:
+            message = _envelope.decode(text)
+            headers = message.headers
+            if headers.task != tasks.NAME or headers.eta or headers.expires:
+                raise ValueError("for Celery")
+            (job_id, stage_id), _, _ = _body.decode(base64.b64decode(message.body))
+        except (ValueError, msgspec.MsgspecError):
+            self._give_to_celery(text)
+            return
+        if headers.id in state.revoked:
+            self.cancel_job(job_id)
+            self._give_to_celery(text)
+            return
+        attempt = self.host.loop.create_task(tasks.attempt(self.host, job_id, stage_id))
+        self.host.attempts.add(attempt)
+        running = Running(self, headers, job_id, stage_id)
+        attempt.add_done_callback(functools.partial(self._ended, running))
+        self.host.loop.call_soon(self._began, running)  # while Redis answers the claim
+
+    def _began(self, running: Running) -> None:
+        state.task_accepted(running)
+        given = running.headers
+        self._tell(running, "received", name=running.name, args=f"({running.args[0]}, {running.args[1]})", kwargs="{}",
+                   retries=0, eta=None, expires=None, root_id=given.root_id, parent_id=given.parent_id)  # fmt: skip
+        self._tell(running, "started")
+
+    def _ended(self, running: Running, attempt: asyncio.Task[bool]) -> None:
+        self.host.attempts.discard(attempt)
+        self.host.freed.set()
+        state.task_ready(running)
+        fault = None if attempt.cancelled() else attempt.exception()
+        if fault is not None:
+            log.error("action=attempt_failed task=%s", running.id, exc_info=fault)
+        if fault is None and not attempt.cancelled() and attempt.result():
+            self._tell(running, "succeeded", result="None", runtime=time.monotonic() - running.began)
+        else:
+            self._tell(running, "failed", exception="The stage made nothing: see the job's record.", traceback="")
+
+    # -- what Celery is told, in its thread --------------------------------------------------------------------------
+
+    def _give_to_celery(self, text: str) -> None:
+        try:
+            raw = msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            log.error("action=not_a_message queue=%s text=%.200r", self.host.stage.queue, text)
+            return
+        self.worker.hub.call_soon(self._receive_callback, raw)
+
+    def _tell(self, running: Running, what: str, **facts: Any) -> None:
+        """An event for monitors, if any listens; sent by Celery's thread, since sending waits for Redis."""
+        dispatcher = self.worker.event_dispatcher
+        if dispatcher is None or not dispatcher.enabled or (dispatcher.groups and "task" not in dispatcher.groups):
+            return
+        self._untold.append((f"task-{what}", {"uuid": running.id, "timestamp": time.time(), **facts}))
+        self.worker.hub.call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            name, facts = self._untold.popleft()
+            if (dispatcher := self.worker.event_dispatcher) is not None:
+                dispatcher.send(name, **facts)
