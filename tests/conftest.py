@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from omniqueue import demo, embedded
-from tests.engines import reference
+from tests.engines import handover, reference
 
 # No time limit for a single example: machines are shared. The same examples in every run: a failure is the commit's.
 hypothesis.settings.register_profile("omniqueue", deadline=None, derandomize=True)
@@ -42,3 +42,9 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def native_reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> reference.NativeReference:
     return reference.run_native(checkpoint, tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> handover.References:
+    """For pipelines of tests/engines/handover_cases.py, by name."""
+    return handover.References(tmp_path_factory.mktemp("references"))

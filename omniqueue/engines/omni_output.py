@@ -24,11 +24,11 @@ def refuse_nan_pixels() -> None:
     warnings.filterwarnings("error", message="invalid value encountered in cast", category=RuntimeWarning)
 
 
-def convert(output: Any, *, diffusion: bool, final: bool, final_type: str | None) -> StageOutput:
+def convert(output: Any, *, diffusion: bool, final: bool, final_type: str | None, emitted: bool = True) -> StageOutput:
     """The stage output of a finished ``OmniRequestOutput``.
 
-    ``final`` stages yield the tensor their ``final_type`` asks for, others what the next stage reads. Raises
-    EngineError when there is nothing in it.
+    ``final`` stages yield the tensor their ``final_type`` asks for, others what the next stage reads; with ``emitted``
+    also whatever tensors the model emitted. Raises EngineError when there is nothing in it.
     """
     if output is None:
         raise errors.EngineError("The engine ended the request without an answer.")
@@ -45,7 +45,7 @@ def convert(output: Any, *, diffusion: bool, final: bool, final_type: str | None
         _add_frames(output, multimodal, final_type, data, arrays)
     elif not data.get("cumulative_token_ids"):
         raise errors.EngineError("The model ended without producing a token.")
-    if not (final and final_type == "audio"):
+    if emitted and not (final and final_type == "audio"):
         named, facts = tensors.split(multimodal)
         arrays |= {omni_prompt.MULTIMODAL + name: tensor for name, tensor in named.items()}
         if facts:

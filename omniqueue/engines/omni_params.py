@@ -129,6 +129,23 @@ def limit_tokens(params: Any, limit: int | None) -> None:
         params.min_tokens = min(limit - 1, params.max_tokens)
 
 
+def check_complete(made: int, needed: int, max_tokens: int) -> None:
+    """Raise EngineRejected for a picture that was cut short: no later stage could use it.
+
+    ``needed`` leaves out the end mark.
+    """
+    if made >= needed:
+        return
+    if made >= max_tokens:
+        raise errors.EngineRejected(
+            f"max_tokens is {max_tokens}, and a picture of this size has {needed} tokens.", param="max_tokens"
+        )
+    raise errors.EngineRejected(
+        f"The prompt leaves room for {made} of the picture's {needed} tokens; shorten it or ask for a smaller size.",
+        param="prompt",
+    )
+
+
 def tell_size(params: Any, job: Mapping[str, Any]) -> None:
     """Give a language-model stage the picture's size in pixels beside its prompt, as vLLM-Omni's own server does.
 
@@ -137,6 +154,12 @@ def tell_size(params: Any, job: Mapping[str, Any]) -> None:
     if job.get("height") is not None and job.get("width") is not None:
         size = {"target_h": int(job["height"]), "target_w": int(job["width"])}
         params.extra_args = {**(params.extra_args or {}), **size}
+
+
+def seed_codes(params: Any) -> None:
+    """Give the codes that some models draw beside the sampled tokens the same seed, as vLLM-Omni's own server does."""
+    if params.seed is not None:
+        params.extra_args = {**(params.extra_args or {}), "tts_local_seed": params.seed}
 
 
 def describe(params: Any) -> dict[str, Any]:

@@ -70,24 +70,27 @@ def conversed(job: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
 
 def from_sources(
     request: StageRequest,
+    stage_id: int,
     input_sources: Sequence[int],
     processor: Callable[..., Any] | None,
     *,
     diffusion: bool,
     requires_multimodal_data: bool,
     context: Mapping[str, Any],
+    original: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The prompt of a later stage. ``context`` are values for parameters that some processors ask for by name.
+    """The prompt of a later stage. ``context`` are values for parameters that some processors ask for by name, and
+    ``original`` is the first stage's prompt where that is not the job's as it is.
 
     Without a processor a diffusion stage gets the first stage's prompt and a language model the tokens of its source.
     Raises EngineError that names the edge when the earlier output is missing or yields nothing.
     """
-    edge = f"stage {', '.join(map(str, input_sources))} -> this stage"
-    missing = [stage_id for stage_id in input_sources if stage_id not in request.sources]
+    edge = f"stage {', '.join(map(str, input_sources))} -> stage {stage_id}"
+    missing = [one for one in input_sources if one not in request.sources]
     if missing:
-        raise errors.EngineError(f"The output of stage {missing[0]} is not there ({edge}).")
-    sources = [restore(request.request_id, request.sources[stage_id]) for stage_id in input_sources]
-    original = from_job(request.job, request.inputs)
+        raise errors.EngineError(f"{edge}: the output of stage {missing[0]} is not there.")
+    sources = [restore(request.request_id, request.sources[one]) for one in input_sources]
+    original = from_job(request.job, request.inputs) if original is None else dict(original)
     if processor is None:
         made = original if diffusion else [{"prompt_token_ids": list(sources[0].outputs[0].token_ids)}]
     else:

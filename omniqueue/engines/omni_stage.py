@@ -14,21 +14,26 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
 
 from omniqueue import errors
-from omniqueue.engines import devices
+from omniqueue.engines import devices, omni_edges, omni_seed
+from omniqueue.engines.omni_edges import Edge
 from omniqueue.pipeline import Pipeline, Stage
 
 logger = logging.getLogger(__name__)
 
+#: What vLLM-Omni calls stages that make their output in one pass, such as codec tokens to a wave.
+GENERATION = "llm_generation"
 #: Top-level deploy keys about the whole pipeline or about how its stages are joined in one program.
 _NOT_FOR_ONE_STAGE = frozenset({"base_config", "platforms", "pipeline", "async_chunk", "stages", "edges"})
 #: The same of a stage's entry.
-_JOINS = frozenset({"stage_id", "async_chunk", "input_connectors", "output_connectors", "num_replicas"})
+_JOINS = frozenset(
+    {"stage_id", "async_chunk", "input_connectors", "output_connectors", "num_replicas", "omni_kv_config"}
+)
 #: What a CPU needs whatever a file written for GPUs says.
 _CPU_ALWAYS = {"devices": "0", "enforce_eager": True}
 _CPU_ALWAYS_LLM = {"async_scheduling": False, "distributed_executor_backend": "uni"}
@@ -84,35 +89,52 @@ def topology(source: Any) -> tuple[dict[str, Any], ...]:
     )
 
 
-def check_hand_over(source: Any, stage_id: int, deploy: Mapping[str, Any]) -> None:
-    """Raise ConfigError when a neighbour of the stage expects more than tokens, text and the prompt.
+def check_edges(source: Any, deploys: Mapping[int, Mapping[str, Any]]) -> tuple[Edge, ...]:
+    """The pipeline's edges. Raises ConfigError when queues cannot carry one of them: a stage that waits for what goes
+    from worker to worker inside one vLLM-Omni program would wait in vain or, worse, run without.
 
-    Key-value caches and hidden states go from worker to worker inside one vLLM-Omni program; a stage that waits for
-    them here would wait in vain or, worse, run without.
+    ``deploys`` are the stages' entries of the deploy file by stage id.
+    """
+    found = omni_edges.edges(source, deploys)
+    for edge in found:
+        if not edge.served:
+            raise errors.ConfigError(f"{source.model_type}: {edge}: {edge.reason}. {_instead(source, edge)}")
+    return found
+
+
+def check_pictures(pipeline: Pipeline, stage: Stage, edges: tuple[Edge, ...]) -> None:
+    """Raise ConfigError when a stage would compute requests together whose pictures vLLM-Omni 0.30 cannot tell apart.
+
+    What a language model makes of pictures is a list over those of a step; its worker takes from it by the place that
+    a request has among all that run, with pictures or without.
+    """
+    read = any(edge.kind == omni_edges.OUTPUT and edge.source == stage.stage_id for edge in edges)
+    if read and pipeline.max_images and stage.max_num_seqs > 1:
+        raise errors.ConfigError(
+            f"Stage {stage.stage_id}: max_num_seqs is {stage.max_num_seqs}, but vLLM-Omni mixes up the pictures of "
+            "requests that this stage computes together; set it to 1, or max_images to 0.",
+            param="max_num_seqs",
+        )
+
+
+def _instead(source: Any, edge: Edge) -> str:
+    if edge.instead:
+        return f"Instead: {edge.instead}."
+    others = omni_edges.alternatives(source)
+    if others:
+        return f"Of the same model, these can be served: {', '.join(f'pipeline: {name}' for name in others)}."
+    return "Queues do not carry that; serve this model with vLLM-Omni itself."
+
+
+def one_stage(source: Any, stage_id: int, cache: Mapping[str, Any] | None = None) -> Any:
+    """The stage as a pipeline configuration of its own, under a new name. Raises ConfigError when there is none.
+
+    ``cache`` is its ``omni_kv_config``, None when it neither sends nor receives key-value caches.
     """
     stage = source.get_stage(stage_id)
     if stage is None:
         ids = [one.stage_id for one in source.stages]
         raise errors.ConfigError(f"Pipeline {source.model_type} has no stage {stage_id}; it has {ids}.")
-    cache = {**(stage.omni_kv_config or {}), **(deploy.get("omni_kv_config") or {})}
-    readers = [one for one in source.stages if stage_id in one.input_sources]
-    reason = None
-    if cache.get("need_send_cache") or cache.get("need_recv_cache") or deploy.get("kv_transfer_config"):
-        reason = "hands over a key-value cache"
-    elif stage.requires_full_payload_input or any(one.requires_full_payload_input for one in readers):
-        reason = "hands over hidden states from worker to worker"
-    elif stage.prompt_expand_func:
-        reason = "runs companion requests beside each request"
-    if reason and len(source.stages) > 1:
-        raise errors.ConfigError(
-            f"Stage {stage_id} of {source.model_type} {reason}, which queues do not carry yet; "
-            "serve this model with vLLM-Omni itself."
-        )
-
-
-def one_stage(source: Any, stage_id: int) -> Any:
-    """The stage as a pipeline configuration of its own, under a new name."""
-    stage = source.get_stage(stage_id)
     alone = dataclasses.replace(
         stage,
         stage_id=0,
@@ -123,6 +145,9 @@ def one_stage(source: Any, stage_id: int) -> Any:
         sync_process_input_func=None,
         custom_process_next_stage_input_func=None,
         async_chunk_process_next_stage_input_func=None,
+        requires_full_payload_input=False,
+        prompt_expand_func=None,
+        omni_kv_config=dict(cache) if cache else None,
     )
     return dataclasses.replace(
         source,
@@ -147,7 +172,11 @@ def deploy_config(
     """
     top = {key: value for key, value in pipeline.deploy.items() if key not in _NOT_FOR_ONE_STAGE}
     entry = {key: value for key, value in stage.deploy.items() if key not in _JOINS}
+    if isinstance(entry.get("engine_extras"), Mapping):
+        entry["engine_extras"] = {key: value for key, value in entry["engine_extras"].items() if key not in _JOINS}
     entry = {"max_num_seqs": stage.max_num_seqs, **entry, "stage_id": 0}
+    if stage.execution_type != "diffusion":
+        entry["worker_extension_cls"] = omni_seed.EXTENSION
     if cpu:
         _for_cpu(top, entry, stage)
     elif (wanted := devices.logical(_devices(stage), visible_devices)) is not None:
@@ -190,3 +219,25 @@ def registered(view: Any, config: Mapping[str, Any]) -> Iterator[str]:
     finally:
         OMNI_PIPELINES.pop(view.model_type, None)
         os.unlink(path)
+
+
+def one_stage_omni() -> type[Any]:
+    """The class of engines for one stage."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    class OneStageOmni(AsyncOmni):  # type: ignore[misc]
+        """Keeps request ids as they are: ours are unique, and requests built from tokens must carry the same one."""
+
+        @staticmethod
+        def _get_unique_request_id(external_request_id: str) -> str:
+            return external_request_id
+
+    return OneStageOmni
+
+
+def processors(source: Any, stage_id: int) -> tuple[Callable[..., Any] | None, tuple[str, ...]]:
+    """The stage's own input processor, and the dotted paths of those that read its output."""
+    stage = source.get_stage(stage_id)
+    path = omni_edges.consumer_processor(stage)
+    readers = [omni_edges.consumer_processor(one) for one in source.stages if stage_id in one.input_sources]
+    return (omni_edges.load(path) if path else None), tuple(one for one in readers if one)

@@ -19,6 +19,8 @@ from typing import Any, ForwardRef
 
 import yaml
 
+from omniqueue.engines import omni_edges
+
 #: Pixel multiples that a model needs and that vLLM-Omni's registry does not say (GLM-Image's grid is height // 32).
 SIZE_MULTIPLES = {"glm_image": 32}
 
@@ -168,17 +170,40 @@ def _default(key: str, resolver: Any) -> Any:
     return found
 
 
-def _chunks_only(pipeline: Any) -> bool:
-    """Whether some stage hands its output over in chunks and in no other way, so that all need one process."""
-    stages = {stage.stage_id: stage for stage in pipeline.stages}
-    edges = [(stages[source], stage) for stage in pipeline.stages for source in stage.input_sources]
-    return any(
-        producer.async_chunk_process_next_stage_input_func
-        and not producer.custom_process_next_stage_input_func
-        and not consumer.custom_process_input_func
-        and not consumer.sync_process_input_func
-        for producer, consumer in edges
-    )
+def _default_deploys(pipeline: Any) -> dict[int, dict[str, Any]]:
+    """What vLLM-Omni's own deploy file for a pipeline says of its stages, as far as hand-overs are concerned."""
+    if not pipeline.default_deploy_config_name:
+        return {}
+    deploy = import_module("vllm_omni.config.stage_config")
+    path = deploy._DEPLOY_DIR / pipeline.default_deploy_config_name
+    return {
+        stage.stage_id: {**(stage.engine_extras or {}), "default_sampling_params": stage.default_sampling_params}
+        for stage in deploy.load_deploy_config(path).stages
+    }
+
+
+def _edges(pipeline: Any) -> list[_Flow]:
+    """What stages hand to each other, and why not; ``deploy_file`` is what vLLM-Omni's own file for it asks for."""
+    rows = []
+    asked = omni_edges.edges(pipeline, _default_deploys(pipeline))
+    for described, with_file in zip(omni_edges.edges(pipeline), asked, strict=True):
+        # Guidance is a matter of parameters, and a model's own file knows whether it can do without.
+        edge = with_file if with_file.kind == omni_edges.COMPANIONS else described
+        row = _Flow({"from": edge.source, "to": edge.target, **_hand_over(edge)})
+        if with_file != edge:
+            row["deploy_file"] = _hand_over(with_file)
+        rows.append(row)
+    return rows
+
+
+def _hand_over(edge: omni_edges.Edge) -> _Flow:
+    more = {"unguided": bool(edge.companions)} if edge.served else {"refused": edge.reason, "instead": edge.instead}
+    return _Flow({"carries": edge.kind, **{name: value for name, value in more.items() if value}})
+
+
+def _alternatives(pipeline: Any) -> list[str]:
+    served = all(edge.served for edge in omni_edges.edges(pipeline))
+    return [] if served else list(omni_edges.alternatives(pipeline))
 
 
 def _pipeline(key: str, pipeline: Any) -> dict[str, Any]:
@@ -187,21 +212,27 @@ def _pipeline(key: str, pipeline: Any) -> dict[str, Any]:
     facts["architectures"] = list(pipeline.hf_architectures)
     # A predicate is code that looks at the checkpoint; the router cannot run it, so such a model has to be named.
     facts["by_predicate"] = pipeline.hf_config_predicate is not None
-    facts["chunks_only"] = _chunks_only(pipeline)
     facts["size_multiple"] = SIZE_MULTIPLES.get(key)
     facts["stages"] = [_stage(stage) for stage in pipeline.stages]
+    facts["edges"] = _edges(pipeline)
+    facts["alternatives"] = _alternatives(pipeline)
     return {name: value for name, value in facts.items() if value}
+
+
+def pipelines() -> dict[str, dict[str, Any]]:
+    """Every pipeline of the installed registry: how it is recognized, its stages, and what they hand to each other."""
+    registry = import_module("vllm_omni.config.pipeline_registry").OMNI_PIPELINES
+    resolved = {key: _default(key, value) if callable(value) else value for key, value in registry.items()}
+    return {key: _pipeline(key, value) for key, value in resolved.items() if value is not None}
 
 
 def table() -> dict[str, Any]:
     """Everything that is shipped, read from the installed vLLM-Omni."""
-    registry = import_module("vllm_omni.config.pipeline_registry").OMNI_PIPELINES
     models = import_module("vllm_omni.diffusion.registry").DiffusionModelRegistry
     output_type = import_module("vllm_omni.diffusion.io_support").get_diffusion_output_type
-    resolved = {key: _default(key, value) if callable(value) else value for key, value in registry.items()}
     return {
         "vllm_omni": metadata.version("vllm-omni"),
-        "pipelines": {key: _pipeline(key, value) for key, value in resolved.items() if value is not None},
+        "pipelines": pipelines(),
         "diffusion_classes": {name: output_type(name) for name in sorted(models.get_supported_archs())},
         "stage_keys": _stage_keys(),
         "sampling": _sampling(),

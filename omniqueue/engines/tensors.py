@@ -8,7 +8,7 @@ from typing import Any
 from omniqueue import errors
 from omniqueue.payloads import Tensor
 
-#: Parts of a nested value's name are joined with this; a list's elements are "[0]", "[1]", ...
+#: Parts of a nested value's name are joined with this; a list's elements are "[0]", "[1]", ..., the key 3 is "#3".
 SEPARATOR = "/"
 
 
@@ -37,7 +37,8 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings and of lists that hold tensors, each with its name; plain lists are leaves."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from flatten(inner, f"{prefix}{SEPARATOR}{key}" if prefix else str(key))
+            part = f"#{key}" if isinstance(key, int) else str(key)
+            yield from flatten(inner, f"{prefix}{SEPARATOR}{part}" if prefix else part)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and any(map(_is_tensor, value)):
         for index, inner in enumerate(value):
             yield from flatten(inner, f"{prefix}{SEPARATOR}[{index}]")
@@ -45,7 +46,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten(leaves: Mapping[str, Any]) -> dict[Any, Any]:
     """The inverse of :func:`flatten`."""
     root: dict[str, Any] = {}
     for name, value in leaves.items():
@@ -54,7 +55,7 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             node = node.setdefault(part, {})
         node[last] = value
-    return {key: _lists(value) for key, value in root.items()}
+    return {_key(key): _lists(value) for key, value in root.items()}
 
 
 def _lists(node: Any) -> Any:
@@ -63,7 +64,11 @@ def _lists(node: Any) -> Any:
     inner = {key: _lists(value) for key, value in node.items()}
     if inner and all(key.startswith("[") for key in inner):
         return [inner[f"[{index}]"] for index in range(len(inner))]
-    return inner
+    return {_key(key): value for key, value in inner.items()}
+
+
+def _key(part: str) -> Any:
+    return int(part[1:]) if part.startswith("#") else part
 
 
 def _is_tensor(value: Any) -> bool:
@@ -84,6 +89,6 @@ def split(nested: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]
     return arrays, facts
 
 
-def join(arrays: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
+def join(arrays: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[Any, Any]:
     """The inverse of :func:`split`, with torch tensors."""
     return unflatten({**facts, **{name: to_torch(tensor) for name, tensor in arrays.items()}})

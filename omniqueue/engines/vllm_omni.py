@@ -9,12 +9,23 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from omniqueue import errors
-from omniqueue.engines import children, environment, omni_output, omni_params, omni_prompt, omni_stage, omni_steps
+from omniqueue.engines import (
+    children,
+    environment,
+    omni_cache,
+    omni_handover,
+    omni_inputs,
+    omni_output,
+    omni_params,
+    omni_seed,
+    omni_shape,
+    omni_stage,
+    omni_steps,
+)
 from omniqueue.engines.base import Loaded, Progress, Report, StageOutput, StageRequest
 from omniqueue.pipeline import Pipeline, Stage
 
@@ -22,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: How long the engine's processes may take to end after it was told to, in seconds, before they are killed.
 _END_PATIENCE_S = 10.0
+#: How long a worker may take to seed its generators, in seconds.
+_SEED_PATIENCE_S = 60.0
 
 
 class VllmOmniEngine:
@@ -37,8 +50,11 @@ class VllmOmniEngine:
         self._stage: Stage | None = None
         self._source: Any = None
         self._diffusion = False
-        self._processor: Callable[..., Any] | None = None
-        self._readers: tuple[str, ...] = ()
+        self._handover: Any = None
+        self._cache: omni_cache.CacheEnd | None = None
+        #: Holds the requests of a stage that draws from its process's generator, one at a time.
+        self._turn = asyncio.Lock()
+        self._inputs: Any = None
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._steps = omni_steps.StepWatch()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,13 +75,19 @@ class VllmOmniEngine:
 
         report("reading the model's configuration")
         self._source = omni_stage.source_pipeline(pipeline, model)
-        omni_stage.check_hand_over(self._source, stage.stage_id, stage.deploy)
+        edges = omni_stage.check_edges(self._source, {one.stage_id: one.deploy for one in pipeline.stages})
+        self._handover = omni_handover.Handover(edges, stage.stage_id, self._source.stages[-1].stage_id)
+        omni_stage.check_pictures(pipeline, stage, edges)
         self._stage = stage
         self._diffusion = stage.execution_type == "diffusion"
-        self._processor, self._readers = _processors(self._source, stage.stage_id)
+        self._cache = omni_cache.end_of(edges, self._source.get_stage(stage.stage_id), stage.deploy)
         omni_output.refuse_nan_pixels()
         report("building the engine")
         self._build(pipeline, stage, model)
+        self._handover.attach(self._omni)
+        self._inputs = omni_inputs.Inputs(self._omni, self._source, stage, self._handover, omni_shape.family(model))
+        if self._cache is not None:
+            self._cache.attach()
         steps = self._diffusion and self._steps.attach(self._omni.engine.stage_pools[0].stage_client)
         facts = {
             "pipeline": self._source.model_type,
@@ -77,7 +99,7 @@ class VllmOmniEngine:
         return Loaded(topology=omni_stage.topology(self._source), facts=facts)
 
     def _build(self, pipeline: Pipeline, stage: Stage, model: str) -> None:
-        view = omni_stage.one_stage(self._source, stage.stage_id)
+        view = omni_stage.one_stage(self._source, stage.stage_id, self._cache.config if self._cache else None)
         config = omni_stage.deploy_config(
             pipeline,
             stage,
@@ -88,7 +110,7 @@ class VllmOmniEngine:
         timeout_s = int(pipeline.init_timeout_s)
         try:
             with _own_streams(), self._children.record(), omni_stage.registered(view, config) as path:
-                self._omni = _one_stage_omni()(
+                self._omni = omni_stage.one_stage_omni()(
                     model=model, deploy_config=path, stage_init_timeout=timeout_s, init_timeout=timeout_s
                 )
         except Exception as exc:
@@ -112,73 +134,46 @@ class VllmOmniEngine:
         if task is not None:
             self._running[request.request_id] = task
         try:
-            params, limit = self._params(request)
-            prompt = self._prompt(await self._conversed(request), params)
-            progress(0, 0)
-            with self._steps.listen(request.request_id, self._on_loop(progress)):
-                output = await self._stoppable(request.request_id, prompt, params)
-            return self._output(output, params, limit)
+            with self._handover.running(request):
+                prompt, params, limit = await self._inputs.made(request)
+                self._handover.check_alone(request.request_id, prompt, params)
+                progress(0, 0)
+                async with self._seeded(params):
+                    with self._steps.listen(request.request_id, self._on_loop(progress)):
+                        output, caches = await self._answered(request, prompt, params)
+                return self._output(request.request_id, output, caches, params, limit)
         finally:
             self._running.pop(request.request_id, None)
 
-    async def _conversed(self, request: StageRequest) -> StageRequest:
-        """A conversation as a prompt, by the chat template of the first stage's model, when that one writes text."""
-        if request.job.get("voice"):
-            raise errors.EngineRejected("voice: vLLM-Omni's models are not given one here yet.", param="voice")
-        first = self._stage is not None and not self._stage.input_sources
-        if (
-            "messages" not in request.job
-            or self._diffusion
-            or not first
-            or request.job.get("kind") in ("image", "video")
-        ):
-            return request
-        return dataclasses.replace(request, job=omni_prompt.conversed(request.job, await self._omni.get_tokenizer()))
+    @contextlib.asynccontextmanager
+    async def _seeded(self, params: Any) -> AsyncIterator[None]:
+        """Where a stage's model draws from its process's generator, one request at a time and from the job's seed.
 
-    def _params(self, request: StageRequest) -> tuple[Any, int | None]:
-        params = omni_params.resolve(
-            self._omni.default_sampling_params_list[0], request.params, self._omni.sampling_constraints_list[0]
-        )
-        if self._diffusion:
-            return params, None
-        limit = omni_params.token_limit(self._readers, request.job)
-        omni_params.limit_tokens(params, limit)
-        omni_params.tell_size(params, request.job)
-        return params, limit
-
-    def _prompt(self, request: StageRequest, params: Any) -> Any:
-        if self._stage is None or not self._stage.input_sources:
-            return omni_prompt.from_job(request.job, request.inputs)
-        source = self._source.get_stage(self._stage.stage_id)
-        prompt = omni_prompt.from_sources(
-            request,
-            self._stage.input_sources,
-            self._processor,
-            diffusion=self._diffusion,
-            requires_multimodal_data=bool(source.requires_multimodal_data),
-            context=self._context(params),
-        )
-        return prompt if self._diffusion else self._tokens_request(request.request_id, prompt, params)
-
-    def _context(self, params: Any) -> dict[str, Any]:
-        """What vLLM-Omni hands to processors that ask for it by name."""
-        if self._diffusion:
-            return {"sampling_params": params}
-        config = self._omni.engine.stage_pools[0].stage_vllm_config.model_config
-        return {"next_stage_hf_config": config.hf_config, "target_model_config": config}
-
-    def _tokens_request(self, request_id: str, prompt: Mapping[str, Any], params: Any) -> Any:
-        """Later language-model stages take tokens as they are; the first stage's preprocessing is not for them."""
-        from vllm_omni.engine.orchestrator import build_engine_core_request_from_tokens
-
-        config = self._omni.engine.stage_pools[0].stage_vllm_config.model_config
-        request = build_engine_core_request_from_tokens(request_id, dict(prompt), params, model_config=config)
-        request.external_req_id = request_id
-        return request
+        Then a job sounds the same on any replica, after a retry, and whatever came before it.
+        """
+        assert self._stage is not None
+        if self._stage.execution_type != omni_stage.GENERATION:
+            yield
+            return
+        async with self._turn:
+            seed = getattr(params, "seed", None) or 0
+            await self._omni.collective_rpc(omni_seed.METHOD, timeout=_SEED_PATIENCE_S, args=(seed,))
+            yield
 
     def _on_loop(self, progress: Progress) -> Progress:
         loop = asyncio.get_running_loop()
         return lambda done, total: _tell(loop, progress, done, total)
+
+    async def _answered(self, request: StageRequest, prompt: Any, params: Any) -> tuple[Any, list[StageOutput]]:
+        """The engine's answer, and the key-value caches that it left for a later stage."""
+        cache = self._cache
+        if cache is not None and cache.sends and self._handover.hands_cache(request.request_id):
+            return await cache.answered(request, prompt, params, self._stoppable, self._handover.running)
+        if cache is None or cache.sends:
+            return await self._stoppable(request.request_id, prompt, params), []
+        with cache.given(request.request_id, request.sources[cache.edge.source]) as companions:
+            continued = dataclasses.replace(params, cfg_kv_request_ids=companions or None)
+            return await self._stoppable(request.request_id, prompt, continued), []
 
     async def _stoppable(self, request_id: str, prompt: Any, params: Any) -> Any:
         """Run, and when the task is cancelled tell the denoising loop first: vLLM-Omni's own abort waits for it."""
@@ -217,15 +212,24 @@ class VllmOmniEngine:
             return errors.EngineDead(f"The engine died: {exc}")
         return errors.EngineError(f"{type(exc).__name__}: {exc}")
 
-    def _output(self, output: Any, params: Any, limit: int | None) -> StageOutput:
+    def _output(
+        self, request_id: str, output: Any, caches: list[StageOutput], params: Any, limit: int | None
+    ) -> StageOutput:
         stage = self._stage
         assert stage is not None
-        converted = omni_output.convert(
-            output, diffusion=self._diffusion, final=stage.final_output, final_type=stage.final_output_type
+        made = omni_output.convert(
+            output,
+            diffusion=self._diffusion,
+            final=stage.final_output,
+            final_type=stage.final_output_type,
+            emitted=self._handover.emits(request_id),
         )
-        if limit is not None and converted.data.get("finish_reason") == "length":
-            _check_complete(len(converted.data["cumulative_token_ids"]), limit - 1, params.max_tokens)
-        return StageOutput({**converted.data, "resolved": omni_params.describe(params)}, converted.tensors)
+        if limit is not None and made.data.get("finish_reason") == "length":
+            omni_params.check_complete(len(made.data["cumulative_token_ids"]), limit - 1, params.max_tokens)
+        left, kept = self._handover.left(request_id), omni_cache.stored(caches)
+        resolved = {"resolved": omni_params.describe(params)}
+        arrays = {**made.tensors, **left.tensors, **kept.tensors}
+        return StageOutput({**made.data, **left.data, **kept.data, **resolved}, arrays)
 
     # -- control -----------------------------------------------------------------------------------------------------
 
@@ -251,6 +255,8 @@ class VllmOmniEngine:
         omni, self._omni = self._omni, None
         if omni is None:
             return
+        if self._inputs is not None:
+            self._inputs.close()
         self._stop_answers(omni)
         try:
             omni.shutdown()
@@ -267,20 +273,6 @@ class VllmOmniEngine:
                 loop.call_soon_threadsafe(task.cancel)
 
 
-def _check_complete(made: int, needed: int, max_tokens: int) -> None:
-    """Refuse a picture that was cut short: no later stage could use it. ``needed`` leaves out the end mark."""
-    if made >= needed:
-        return
-    if made >= max_tokens:
-        raise errors.EngineRejected(
-            f"max_tokens is {max_tokens}, and a picture of this size has {needed} tokens.", param="max_tokens"
-        )
-    raise errors.EngineRejected(
-        f"The prompt leaves room for {made} of the picture's {needed} tokens; shorten it or ask for a smaller size.",
-        param="prompt",
-    )
-
-
 def _tell(loop: asyncio.AbstractEventLoop, progress: Progress, done: int, total: int) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
         loop.call_soon_threadsafe(progress, done, total)
@@ -295,27 +287,3 @@ def _own_streams() -> Iterator[None]:
     finally:
         for stream, write in streams:
             stream.write = write  # type: ignore[method-assign]
-
-
-def _one_stage_omni() -> type[Any]:
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-
-    class OneStageOmni(AsyncOmni):  # type: ignore[misc]
-        """Keeps request ids as they are: ours are unique, and requests built from tokens must carry the same one."""
-
-        @staticmethod
-        def _get_unique_request_id(external_request_id: str) -> str:
-            return external_request_id
-
-    return OneStageOmni
-
-
-def _processors(source: Any, stage_id: int) -> tuple[Callable[..., Any] | None, tuple[str, ...]]:
-    """The stage's own input processor, and the dotted paths of those that read its output."""
-    stage = source.get_stage(stage_id)
-    path = stage.sync_process_input_func or stage.custom_process_input_func
-    module, _, name = (path or "").rpartition(".")
-    processor = getattr(import_module(module), name) if path else None
-    readers = [one for one in source.stages if stage_id in one.input_sources]
-    paths = [one.sync_process_input_func or one.custom_process_input_func for one in readers]
-    return processor, tuple(one for one in paths if one)

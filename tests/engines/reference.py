@@ -19,6 +19,7 @@ from omniqueue.pipeline import Pipeline
 CONFIG = "glm_image_tiny.yaml"
 #: Bit equality needs equal thread counts: sums are not associative.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+PACKAGES = Path(__file__).with_name("packages")
 _WRITE_DIFFUSION = """
 import sys, pathlib
 from omniqueue.engines import tiny_diffusion
@@ -38,8 +39,9 @@ class NativeReference:
 
 
 def environment() -> dict[str, str]:
-    """The environment of processes whose results are compared."""
-    return {**os.environ, **ENVIRONMENT}
+    """The environment of processes whose results are compared; it has the packages that stand in for downloads."""
+    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
 
 
 def write_small(architecture: str, directory: Path) -> Path:

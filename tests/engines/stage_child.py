@@ -28,6 +28,9 @@ class Child:
         # Engines print to stdout; the answers get the descriptor to themselves.
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
+        # Some ask on stdin whether a model's own code may run; the commands get that descriptor to themselves as well.
+        self._commands = os.fdopen(os.dup(0))
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self._lock = threading.Lock()
         self.store = PayloadStore("ab", folder)
         self.pipe = configfile.load(config, model=model)
@@ -50,7 +53,7 @@ class Child:
             return
         own = psutil.Process().memory_info().rss
         self.say(id="start", topology=loaded.topology, facts=dict(loaded.facts), phases=phases, rss_bytes=own)
-        for line in sys.stdin:
+        for line in self._commands:
             self.handle(json.loads(line))
         self.engine.close()
 
@@ -75,9 +78,11 @@ class Child:
             )
 
     def generate(self, key: str, command: dict[str, Any]) -> None:
-        sources = {int(stage): self.source(reference) for stage, reference in command["sources"].items()}
+        given = dict(command["sources"])
+        inputs = self.source(given.pop("inputs")).tensors if "inputs" in given else {}
+        sources = {int(stage): self.source(reference) for stage, reference in given.items()}
         said: list[Any] = []
-        request = StageRequest(key, command["job"], 0, command["params"], sources, said.append)
+        request = StageRequest(key, command["job"], 0, command["params"], sources, said.append, inputs)
         steps: list[tuple[int, int]] = []
         answer = self.engine.generate(request, lambda done, total: steps.append((done, total)))
         running = asyncio.run_coroutine_threadsafe(answer, self.loop)

@@ -15,11 +15,11 @@ from typing import Any
 
 from omniqueue import errors, params
 from omniqueue.engines.base import StageOutput
-from omniqueue.payloads import Item, PayloadStore, Reference
+from omniqueue.payloads import Item, PayloadStore, Reference, Tensor
 from omniqueue.pipeline import Pipeline
 from tests.engines import reference
 
-START_S = 240.0
+START_S = 400.0
 #: No single request of these tests takes longer.
 ANSWER_S = 120.0
 
@@ -27,7 +27,14 @@ ANSWER_S = 120.0
 class StageProcess:
     """One stage's engine in a process of its own; ``generate`` returns at once, with a future."""
 
-    def __init__(self, stage_id: int, checkpoint: Path, folder: Path, config: str = reference.CONFIG) -> None:
+    def __init__(
+        self,
+        stage_id: int,
+        checkpoint: Path,
+        folder: Path,
+        config: str = reference.CONFIG,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.pipe: Pipeline = reference.pipeline(checkpoint, config)
         self.stage = self.pipe.stage(stage_id)
         self.store = PayloadStore("ab", str(folder))
@@ -50,7 +57,7 @@ class StageProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=reference.environment(),
+                env={**reference.environment(), **(variables or {})},
             )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -83,13 +90,16 @@ class StageProcess:
         sources: Mapping[int, StageOutput] | None = None,
         overrides: Mapping[str, Any] | None = None,
         key: str | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
     ) -> Answer:
         """Run one item with the parameters a worker would give it, ``overrides`` over them."""
         key = key or f"r{next(self._ids)}"
-        references = {}
+        references: dict[int | str, Any] = {}
         for stage_id, output in (sources or {}).items():
             item = Item(output.data, output.tensors)
             references[stage_id] = self.store.put(f"oq_ab_{key}in{stage_id}_0_0", [item]).to_json()
+        if inputs:
+            references["inputs"] = self.store.put(f"oq_ab_{key}in_0_0", [Item({}, inputs)]).to_json()
         given = {**params.stage_params(job, self.stage, 0), **(overrides or {})}
         line = self.tell("generate", key, job=dict(job), params=given, sources=references)
         return Answer(self.store, key, line)

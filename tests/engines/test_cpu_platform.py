@@ -105,3 +105,46 @@ def test_vllm_installs_the_hook_before_it_imports_torchvision() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "omniqueue.platforms.cpu.torchvision_ops" in done.stdout
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("default")
+def test_layers_take_what_is_not_in_their_precision_and_compute_no_float16() -> None:
+    from omniqueue.engines import environment
+
+    environment.prepare("")
+    import torch
+
+    from omniqueue.platforms.cpu.diffusion import compute_in_own_precision
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8).to(torch.bfloat16)
+    given = torch.randn(2, 8)
+    right = layer(given.to(torch.bfloat16))
+    compute_in_own_precision(layer)
+    with torch.autocast("cpu", dtype=torch.float16):
+        half = layer(given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = layer(given)
+    for made in (layer(given), layer(given.to(torch.bfloat16)), half, mixed):
+        assert made.dtype is torch.bfloat16
+        assert torch.equal(made, right)
+
+
+@pytest.mark.engine
+def test_a_cache_that_is_handed_over_has_the_keys_and_values_in_their_places() -> None:
+    import torch
+
+    from omniqueue.platforms.cpu import plain_cache
+
+    cache = torch.zeros(3, 2, 4, 10)  # blocks, heads, places, keys and values of 5 numbers each
+    taken: list[list[torch.Tensor]] = []
+    manager = SimpleNamespace(_extract_kv_cache=lambda *given: taken.append(given[3]))
+    layer = SimpleNamespace(impl=SimpleNamespace(do_kv_cache_update=lambda *given: None))
+    plain_cache.keep({"attention": layer, "other": SimpleNamespace()}, manager)
+    key, value = torch.randn(4, 2, 5), torch.randn(4, 2, 5)
+    layer.impl.do_kv_cache_update(layer, key, value, cache, torch.tensor([11, 4, -1, 0]))
+    manager._extract_kv_cache("request", [2, 1, 0], 3, [cache])
+    [[plain]] = taken
+    for row, (block, place) in ((0, (2, 3)), (1, (1, 0)), (3, (0, 0))):
+        assert torch.equal(plain[block, :, place], torch.cat([key[row], value[row]], dim=-1))

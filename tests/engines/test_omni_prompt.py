@@ -18,6 +18,7 @@ def build(processor: Any, diffusion: bool = True, sources: tuple[int, ...] = (0,
     outputs = {0: StageOutput({"token_ids": [1, 2], "text": "first"}), 1: StageOutput({"text": "second"})}
     return omni_prompt.from_sources(
         StageRequest("j-1-1-0", JOB, 0, {}, outputs),
+        2,
         sources,
         processor,
         diffusion=diffusion,
@@ -87,7 +88,7 @@ def test_several_sources_come_in_the_order_of_the_topology() -> None:
 
 @pytest.mark.parametrize("nothing", [None, [], {}])
 def test_no_input_is_an_error_that_names_the_edge(nothing: Any) -> None:
-    with pytest.raises(errors.EngineError, match=r"stage 0 -> this stage: .*no input"):
+    with pytest.raises(errors.EngineError, match=r"stage 0 -> stage 2: .*no input"):
         build(lambda outputs, prompt, mm: nothing)
 
 

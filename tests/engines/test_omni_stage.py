@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from omniqueue import errors
-from omniqueue.engines import omni_stage
+from omniqueue.engines import omni_seed, omni_stage
 from omniqueue.pipeline import Pipeline, Stage
 
 #: What vLLM-Omni ships for GLM-Image, its second stage on its second GPU.
@@ -29,7 +30,7 @@ def test_the_stage_is_renumbered_and_its_pipeline_renamed() -> None:
         "pipeline": "alone",
         "async_chunk": False,
         "trust_remote_code": True,
-        "stages": [{"stage_id": 0, "max_num_seqs": 4}],
+        "stages": [{"stage_id": 0, "max_num_seqs": 4, "worker_extension_cls": omni_seed.EXTENSION}],
     }
 
 
@@ -43,7 +44,8 @@ def test_what_joins_stages_inside_one_program_is_left_out() -> None:
     )
     config = made(pipe, cpu=False)
     assert set(config) == {"pipeline", "async_chunk", "stages", "dtype"}
-    assert config["stages"] == [{"stage_id": 0, "max_num_seqs": 4, "max_model_len": 64}]
+    [entry] = config["stages"]
+    assert entry.keys() == {"stage_id", "max_num_seqs", "max_model_len", "worker_extension_cls"}
 
 
 def test_a_file_for_gpus_runs_on_a_cpu() -> None:
@@ -58,6 +60,7 @@ def test_a_file_for_gpus_runs_on_a_cpu() -> None:
             "enforce_eager": True,
             "async_scheduling": False,
             "distributed_executor_backend": "uni",
+            "worker_extension_cls": omni_seed.EXTENSION,
         }
     ]
 
@@ -74,6 +77,14 @@ def test_a_dtype_that_is_given_stays(where: str) -> None:
     config = made(pipe, cpu=True)
     assert config.get("dtype", config["stages"][0].get("dtype")) == "float32"
     assert "bfloat16" not in str(config)
+
+
+@pytest.mark.parametrize(
+    ("execution_type", "seeded"), [("llm_ar", True), ("llm_generation", True), ("diffusion", False)]
+)
+def test_stages_that_may_draw_from_their_process_can_be_seeded(execution_type: str, seeded: bool) -> None:
+    entry = made(pipeline(execution_type=execution_type), cpu=False)["stages"][0]
+    assert ("worker_extension_cls" in entry) == seeded
 
 
 def test_devices_on_a_narrowed_process_become_logical() -> None:
@@ -126,25 +137,51 @@ class TestAgainstTheRegistry:
         assert view.model_type != "glm_image"
 
     @pytest.mark.parametrize(
-        ("name", "stage_id", "reason"),
+        ("name", "reason", "instead"),
         [
-            ("bagel", 0, "key-value cache"),
-            ("bagel", 1, "key-value cache"),
-            ("qwen2_5_omni", 0, "hidden states"),
-            ("qwen2_5_omni", 2, "hidden states"),
+            ("minimax_h3_disaggregated", "stage 0 -> stage 1: .*all stages' parameters", "vLLM-Omni itself"),
+            ("voxtral_tts", "stage 0 -> stage 1: .*async_chunk", "vLLM-Omni itself"),
         ],
     )
-    def test_hand_overs_that_queues_do_not_carry_are_refused(self, name: str, stage_id: int, reason: str) -> None:
-        with pytest.raises(errors.ConfigError, match=reason):
-            omni_stage.check_hand_over(self.source(name), stage_id, {})
+    def test_hand_overs_that_queues_do_not_carry_are_refused(self, name: str, reason: str, instead: str) -> None:
+        with pytest.raises(errors.ConfigError, match=f"{name}: {reason}.*{instead}"):
+            omni_stage.check_edges(self.source(name), {})
+
+    def test_pages_that_vllm_would_move_itself_can_be_left_out_of_the_deploy_file(self) -> None:
+        source = self.source("hunyuan_image_3_moe")
+        with pytest.raises(errors.ConfigError, match="leave kv_transfer_config"):
+            omni_stage.check_edges(source, {1: {"kv_transfer_config": {"kv_role": "kv_consumer"}}})
+        assert len(omni_stage.check_edges(source, {0: {}, 1: {}})) == 1
+
+    def test_a_stage_alone_has_this_process_as_the_other_end_of_its_cache(self) -> None:
+        plain, cached = (
+            omni_stage.one_stage(self.source("bagel"), 0, cache).stages[0]
+            for cache in (None, {"need_send_cache": True})
+        )
+        assert plain.omni_kv_config is None
+        assert cached.omni_kv_config == {"need_send_cache": True}
+        assert cached.prompt_expand_func is None
+
+    def test_pictures_are_not_computed_together_where_they_would_be_mixed_up(self) -> None:
+        edges = omni_stage.check_edges(self.source("glm_image"), {})
+        for stage_id, images, together, refused in [
+            (0, 1, 2, True),
+            (0, 1, 1, False),
+            (0, 0, 8, False),
+            (1, 1, 2, False),
+        ]:
+            stage = Stage(stage_id, "any", "any", max_num_seqs=together)
+            wrong = pytest.raises(errors.ConfigError, match="set it to 1") if refused else contextlib.nullcontext()
+            with wrong:
+                omni_stage.check_pictures(Pipeline("x", (stage,), max_images=images), stage, edges)
 
     def test_a_stage_that_is_not_there_is_named(self) -> None:
         with pytest.raises(errors.ConfigError, match="no stage 7"):
-            omni_stage.check_hand_over(self.source("glm_image"), 7, {})
+            omni_stage.one_stage(self.source("glm_image"), 7)
 
-    def test_token_hand_overs_are_accepted(self) -> None:
-        for stage_id in (0, 1):
-            omni_stage.check_hand_over(self.source("glm_image"), stage_id, {})
+    def test_a_stage_alone_waits_for_nobody(self) -> None:
+        [stage] = omni_stage.one_stage(self.source("qwen2_5_omni"), 1).stages
+        assert not stage.requires_full_payload_input
 
     def test_an_unknown_pipeline_is_refused_with_the_nearest_name(self) -> None:
         self.source("glm_image")

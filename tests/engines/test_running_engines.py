@@ -132,7 +132,7 @@ def test_a_parameter_that_the_second_stage_does_not_take_is_refused(ar: StagePro
 
 
 def test_the_second_stage_names_the_edge_when_the_first_gave_too_little(dit: StageProcess) -> None:
-    with pytest.raises(errors.EngineError, match="stage 0 -> this stage"):
+    with pytest.raises(errors.EngineError, match="stage 0 -> stage 1"):
         dit.generate(CASES[0].job(), {0: StageOutput({"token_ids": [1, 2, 3]})}).result()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omniqueue import errors
-from omniqueue.engines import environment
+from omniqueue.engines import environment, omni_inputs
 from omniqueue.engines.base import Engine, StageRequest
 from omniqueue.engines.vllm_omni import VllmOmniEngine
 from omniqueue.pipeline import Pipeline, Stage
@@ -69,4 +69,4 @@ def test_closing_twice_or_before_the_start_is_fine() -> None:
 
 def test_a_voice_is_refused_since_no_model_is_told_of_it() -> None:
     with pytest.raises(errors.EngineRejected, match="voice"):
-        asyncio.run(VllmOmniEngine()._conversed(StageRequest("r", {"voice": "nova"}, 0, {}, {})))
+        omni_inputs.check_voice(StageRequest("r", {"voice": "nova"}, 0, {}, {}))

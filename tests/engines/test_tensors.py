@@ -66,3 +66,11 @@ def test_plain_lists_are_facts_and_lists_with_tensors_are_not(torch: Any) -> Non
 def test_a_value_that_is_neither_is_an_error_that_names_it() -> None:
     with pytest.raises(errors.EngineError, match="deep/what"):
         tensors.split({"deep": {"what": object()}})
+
+
+def test_keys_that_are_numbers_stay_numbers(torch: Any) -> None:
+    nested = {"hidden": {3: torch.ones(2), 11: torch.zeros(1)}, "names": {"a": 1}}
+    again = tensors.join(*tensors.split(nested))
+    assert again["hidden"].keys() == {3, 11}
+    assert again["hidden"][3].tolist() == [1.0, 1.0]
+    assert again["names"] == {"a": 1}

@@ -20,7 +20,7 @@ import pytest
 from omniqueue import demo, settings, store
 from tests.engines import reference
 
-START_S = 300.0
+START_S = 400.0
 
 
 @dataclass
@@ -71,17 +71,17 @@ def _answer(request: urllib.request.Request, timeout_s: float) -> tuple[int, Any
     return status, json.loads(content) if "json" in (kind or "") else content
 
 
-def start(checkpoint: Path, folder: Path) -> Product:
+def start(checkpoint: Path, folder: Path, config_path: str = reference.CONFIG) -> Product:
     """Start ``omniqueue up`` and wait until it says that it is ready."""
     port = demo.free_port()
-    command = [sys.executable, "-m", "omniqueue.cli", "up", reference.CONFIG, "--model", str(checkpoint)]
+    command = [sys.executable, "-m", "omniqueue.cli", "up", config_path, "--model", str(checkpoint)]
     command += ["--port", str(port), "--run-dir", str(folder)]
     with open(folder / "up.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=reference.environment())
     config = settings.load(
         {
             "OMNIQUEUE_REDIS_URL": f"unix://{folder / 'valkey.sock'}?db=0",
-            "OMNIQUEUE_STAGE_CONFIGS_PATH": reference.CONFIG,
+            "OMNIQUEUE_STAGE_CONFIGS_PATH": config_path,
             "OMNIQUEUE_MODEL": str(checkpoint),
             "OMNIQUEUE_MEDIA_FS_URL": f"file://{folder / 'media'}",
         }

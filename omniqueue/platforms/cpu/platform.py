@@ -24,6 +24,10 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         return "omniqueue.platforms.cpu.worker.CpuGenerationWorker"
 
     @classmethod
+    def get_diffusion_model_runner_cls(cls) -> str:
+        return "omniqueue.platforms.cpu.diffusion.CpuDiffusionRunner"
+
+    @classmethod
     def get_default_stage_config_path(cls) -> str:
         return "vllm_omni/deploy"
 

@@ -11,8 +11,14 @@ from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
 from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunner
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
+from omniqueue.platforms.cpu import plain_cache
+
 #: Tokens in the one forward pass at warm-up.
 _WARM_UP_TOKENS = 16
+
+if not torch.cuda.is_available():
+    # Models ask in every forward pass; a torch without CUDA raises instead of saying no.
+    torch.cuda.is_current_stream_capturing = lambda: False
 
 
 class _CpuRunnerMixin:
@@ -20,6 +26,8 @@ class _CpuRunnerMixin:
 
     ``CPUModelRunner`` does both around its own constructor, but the omni runners' constructors add buffers of theirs.
     """
+
+    compilation_config: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _set_torch_accelerator_to_noop()
@@ -34,6 +42,8 @@ class _CpuRunnerMixin:
         """Nothing to wait for."""
 
     def _init_talker_mtp(self) -> None:
+        # Where no graph is captured the largest has no size, and the base class takes that for a number.
+        self.compilation_config.max_cudagraph_capture_size = self.compilation_config.max_cudagraph_capture_size or 0
         super()._init_talker_mtp()  # type: ignore[misc]
         self._postprocess_tensors()
 
@@ -43,6 +53,11 @@ class _CpuRunnerMixin:
 
 class CpuARModelRunner(_CpuRunnerMixin, GPUARModelRunner, CPUModelRunner):
     """Autoregressive stages."""
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        if self.kv_transfer_manager.config.need_send_cache:
+            plain_cache.keep(self.compilation_config.static_forward_context, self.kv_transfer_manager)
 
 
 class CpuGenerationModelRunner(_CpuRunnerMixin, GPUGenerationModelRunner, CPUModelRunner):
