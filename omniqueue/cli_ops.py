@@ -1,4 +1,4 @@
-"""The commands of whoever is on call: status, doctor, autoscale."""
+"""The commands of whoever is on call: status, doctor, autoscale; and models."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _add_status(commands)
     _add_doctor(commands)
     _add_autoscale(commands)
+    _add_models(commands)
 
 
 def port(text: str) -> int:
@@ -91,6 +92,18 @@ def _add_autoscale(commands: Commands[argparse.ArgumentParser]) -> None:
             name, type=_interval, default=default, metavar="SECONDS", help=f"{text} (default: %(default)g)"
         )
     scale.set_defaults(run=_autoscale)
+
+
+def _add_models(commands: Commands[argparse.ArgumentParser]) -> None:
+    models = commands.add_parser(
+        "models",
+        help="which of vLLM-Omni's pipelines can be served, what their stages hand over, and why not the others",
+    )
+    models.add_argument("pipeline", nargs="?", help="one pipeline, in full")
+    form = models.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--markdown", action="store_true", help="all pipelines as a page, which is docs/models.md")
+    models.set_defaults(run=_models)
 
 
 def _interval(text: str) -> float:
@@ -191,6 +204,26 @@ def _autoscale(options: argparse.Namespace) -> int:
         scaler.run(stopping)
     shutil.rmtree(folder, ignore_errors=True)  # logs of workers that all ended as they should
     return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from omniqueue import models, models_text
+
+    version, known = models.read(_note)
+    if options.pipeline:
+        known = [models.find(known, options.pipeline)]
+    if options.json:
+        _say(json.dumps({"vllm_omni": version, "pipelines": [model.as_json() for model in known]}, indent=2))
+    elif options.markdown:
+        sys.stdout.write(models_text.as_markdown(version, known))
+    else:
+        _say(models_text.details(known[0]) if options.pipeline else models_text.as_text(version, known))
+    return 0
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"omniqueue: {line}\n")
+    sys.stderr.flush()
 
 
 def _say(line: str) -> None:

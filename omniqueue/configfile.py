@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from omniqueue import checks, deployfile, errors, params, placement, schema, stages, topology
+from omniqueue import checks, deployfile, errors, handover, params, placement, schema, stages, topology
 from omniqueue.pipeline import FrameRule, Pipeline, SizeRule, Stage
 from omniqueue.topology import Topology
 from omniqueue.yamlfile import Map, Problems, fail, nearest, plain
@@ -115,15 +115,10 @@ def _stages(data: Map, known: Topology | None, problems: Problems) -> list[Stage
         raise fail(data.at("stages"), "is missing or empty; a pipeline needs at least one stage")
     entries = stages.ordered(data["stages"], known, data, problems)
     problems.check()
-    if known is not None and known.chunks_only:
-        problems.add(
-            data.at("pipeline"),
-            f"{known.key} hands over in chunks only (async_chunk), which needs all stages in one process; "
-            "it cannot be served here",
-        )
     facts = stages.facts_of(entries, known, problems)
     stages.check_graph(entries, facts, problems)
     stages.check_wiring(data, entries, problems)
+    handover.check(data, entries, known, problems)
     for i, entry in enumerate(entries):
         stages.check_engine(entry, facts[i], i, problems)
     problems.check()

@@ -49,8 +49,10 @@ class Topology:
     key: str | None
     stages: tuple[Mapping[str, Any], ...]
     size_multiple: int = 1
-    #: Its stages hand over chunks and nothing else, which needs all of them in one process.
-    chunks_only: bool = False
+    #: What stages hand to each other: ``from``, ``to``, ``carries``, and ``refused`` where queues cannot carry it.
+    edges: tuple[Mapping[str, Any], ...] = ()
+    #: Other pipelines of the same model that can be served, where this one cannot.
+    alternatives: tuple[str, ...] = ()
     #: How it was found, for the notes; empty when the file names it.
     found_by: str = ""
 
@@ -60,11 +62,21 @@ def keys() -> list[str]:
     return list(table()["pipelines"])
 
 
+def parse(key: str, entry: Mapping[str, Any], found_by: str = "") -> Topology:
+    """The topology that an entry of the table describes."""
+    return Topology(
+        key,
+        tuple(entry["stages"]),
+        size_multiple=entry.get("size_multiple", 1),
+        edges=tuple(entry.get("edges", ())),
+        alternatives=tuple(entry.get("alternatives", ())),
+        found_by=found_by,
+    )
+
+
 def named(key: str, found_by: str = "") -> Topology:
     """The topology behind a registry key."""
-    entry = table()["pipelines"][key]
-    multiple, chunks_only = entry.get("size_multiple", 1), entry.get("chunks_only", False)
-    return Topology(key, tuple(entry["stages"]), multiple, chunks_only, found_by)
+    return parse(key, table()["pipelines"][key], found_by)
 
 
 def _generic(class_name: object, found_by: str) -> Topology | None:
