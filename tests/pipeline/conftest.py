@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,18 +98,25 @@ def start(checkpoint: Path, folder: Path, config_path: str = reference.CONFIG) -
     return product
 
 
-@pytest.fixture(scope="package")
-def product(
-    checkpoint: Path, native_reference: reference.NativeReference, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Product]:
-    """Started after the native reference has ended: at most three engine processes at once."""
-    running = start(checkpoint, tmp_path_factory.mktemp("up"))
+@contextlib.contextmanager
+def started(checkpoint: Path, folder: Path, config_path: str = reference.CONFIG) -> Iterator[Product]:
+    """The same for a while: ended as Ctrl-C does it, unless a test has."""
+    running = start(checkpoint, folder, config_path)
     try:
         yield running
     finally:
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGINT)
             running.process.wait(timeout=90)
+
+
+@pytest.fixture(scope="package")
+def product(
+    checkpoint: Path, native_reference: reference.NativeReference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    """Started after the native reference has ended: at most three engine processes at once."""
+    with started(checkpoint, tmp_path_factory.mktemp("up")) as running:
+        yield running
 
 
 def group_of(process: subprocess.Popen[bytes]) -> list[int]:

@@ -26,7 +26,6 @@ def test_sigkill_of_one_of_two_replicas_ten_times_in_a_row_fails_nothing(quick: 
 
     assert load.not_succeeded() == []
     assert load.answered_twice() == 0
-    assert load.slowest_s() < LEASE_S + 3.0
 
 
 def test_sigkill_of_the_only_replica_that_is_back_after_four_seconds_runs_no_earlier_stage_again(

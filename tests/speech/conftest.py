@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.engines import checkpoints
 from tests.engines.handover import Native, References
-from tests.pipeline.conftest import Product, start
+from tests.pipeline.conftest import Product, started
 
 NAME = "qwen2_5_omni"
 
@@ -22,10 +21,5 @@ def native(references: References) -> Native:
 @pytest.fixture(scope="package")
 def product(references: References, native: Native, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """Started after native ``Omni`` has ended."""
-    running = start(references(NAME)[0], tmp_path_factory.mktemp("up"), str(checkpoints.config(NAME)))
-    try:
+    with started(references(NAME)[0], tmp_path_factory.mktemp("up"), str(checkpoints.config(NAME))) as running:
         yield running
-    finally:
-        if running.process.poll() is None:
-            running.process.send_signal(signal.SIGINT)
-            running.process.wait(timeout=90)

@@ -81,6 +81,7 @@ def test_items_and_jobs_are_kept_apart() -> None:
     mine, other = claim(), claim(2)
     for held, index, text in ((mine, 0, "a"), (mine, 1, "b"), (other, 0, "c")):
         sayer(writer, held, index)({"text": text, "tokens": 1})
+    wait_for(records, "ac")
     wait_for(records, "b", 1)
     assert {(held.attempt, one["index"], one["text"]) for held, found in records.calls for one in found} == {
         (1, 0, "a"), (1, 1, "b"), (2, 0, "c"),

@@ -285,7 +285,7 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(server: Any) -> None:
 def test_a_server_that_drips_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(head)
-        for _ in range(100):
+        for _ in range(600):
             connection.sendall(b"x")
             time.sleep(0.05)
 
@@ -294,7 +294,7 @@ def test_a_server_that_drips_is_cut_off(server: Any, monkeypatch: pytest.MonkeyP
     began = time.monotonic()
     with pytest.raises(remote.Unavailable):
         remote.fetch("http://media.example/x", ANY, "url", MAX_BYTES)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
 
 
 def test_a_data_url_needs_no_network_and_no_permission() -> None:

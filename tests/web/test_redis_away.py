@@ -56,7 +56,7 @@ def assert_unavailable(router: Router) -> None:
         assert response.status_code == 503, path
         assert response.json["error"]["code"] == "broker_unavailable"
         assert "Redis" in response.json["error"]["message"]
-        assert took_s < 2, (method, path, took_s)
+        assert took_s < 10, (method, path, took_s)
     assert router.client.get("/health").status_code == 200
     assert router.client.get("/v1/models").status_code == 200
 

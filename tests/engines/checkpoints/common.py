@@ -17,6 +17,15 @@ _WORDS = (
     "system user assistant You are a helpful voice",
     "a red ball on a blue sea, the number 4",
 )
+#: Sizes of a small Qwen3 decoder, by the names of its configuration.
+QWEN3_LAYERS = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 #: ChatML with the contents of a message as one text or as parts.
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -40,19 +40,11 @@ _NAMES = {
     "audio_eos_token": "<|audio_end|>",
 }
 _VOCABULARY = 152064
-_HIDDEN = 64
+_HIDDEN = common.QWEN3_LAYERS["hidden_size"]
 _GROUPS = 16
 _CODEBOOK = 2048
 _ROPE = {"rope_type": "default", "rope_theta": 1000000.0, "interleaved": True, "mrope_section": [6, 5, 5]}
-_LAYERS = {
-    "hidden_size": _HIDDEN,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 4096,
-}
+_LAYERS = {**common.QWEN3_LAYERS, "max_position_embeddings": 4096}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _MEDIA = {
     "image_token_id": _TOKENS["<|image_pad|>"],

@@ -14,15 +14,7 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_te
 _GROUPS = 16
 _CODEBOOK = 2048
 _VOCABULARY = 3072
-_HIDDEN = 64
-_LAYERS = {
-    "hidden_size": _HIDDEN,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-}
+_HIDDEN = common.QWEN3_LAYERS["hidden_size"]
 _VOICES = {"vivian": 3065, "serena": 3066}
 _CODEC_IDS = {
     "codec_pad_id": 2148,
@@ -51,7 +43,7 @@ def write(folder: Path) -> None:
 def _config(tokens: Any) -> dict[str, Any]:
     ids = tokens.convert_tokens_to_ids
     talker = {
-        **_LAYERS,
+        **common.QWEN3_LAYERS,
         **_CODEC_IDS,
         "vocab_size": _VOCABULARY,
         "text_vocab_size": len(tokens),
@@ -60,7 +52,7 @@ def _config(tokens: Any) -> dict[str, Any]:
         "max_position_embeddings": 4096,
         "rope_theta": 1000000,
         "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": [6, 5, 5]},
-        "code_predictor_config": {**_LAYERS, "vocab_size": _CODEBOOK, "num_code_groups": _GROUPS},
+        "code_predictor_config": {**common.QWEN3_LAYERS, "vocab_size": _CODEBOOK, "num_code_groups": _GROUPS},
         "codec_language_id": {"english": 2050, "german": 2053},
         "spk_id": _VOICES,
         "spk_is_dialect": dict.fromkeys(_VOICES, False),
@@ -91,11 +83,11 @@ def _config(tokens: Any) -> dict[str, Any]:
 
 def _talker(words: int) -> dict[str, torch.Tensor]:
     shapes = {
-        **common.decoder_shapes("talker.model.", **_LAYERS),
+        **common.decoder_shapes("talker.model.", **common.QWEN3_LAYERS),
         "talker.model.codec_embedding.weight": (_VOCABULARY, _HIDDEN),
         "talker.model.text_embedding.weight": (words, _HIDDEN),
         "talker.codec_head.weight": (_VOCABULARY, _HIDDEN),
-        **common.decoder_shapes("talker.code_predictor.model.", **_LAYERS),
+        **common.decoder_shapes("talker.code_predictor.model.", **common.QWEN3_LAYERS),
     }
     for part in ("linear_fc1", "linear_fc2"):
         shapes[f"talker.text_projection.{part}.weight"] = (_HIDDEN, _HIDDEN)
