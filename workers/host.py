@@ -21,7 +21,7 @@ from omniqueue.store import Claim, Store
 from workers import inputs, result, usage
 from workers.gate import Gate
 from workers.pieces import Pieces
-from workers.running import Key, Running, steps
+from workers.running import Key, Running, emptied, steps
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +131,10 @@ class StageHost:
                 return await running.ended
             finally:
                 late.cancel()
+                running.task = None  # stopped, it holds the frame that holds all of this (see emptied)
 
     async def _engine(self, running: Running, given: inputs.Inputs) -> None:
-        outputs = await self._items(running, given)
+        outputs = await emptied(self._items(running, given))
         if not running.ended.done():
             running.ended.set_result(outputs)
 
