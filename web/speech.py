@@ -151,7 +151,8 @@ def _events(services: Services, ask: submission.Ask) -> flask.Response:
 
 def _pieces(services: Services, watch: submission.Watch) -> Iterator[bytes]:
     """The file in pieces once it is made, and comments until then; one last event says that it is whole, or why not."""
-    written_at = 0.0
+    yield b": accepted\n\n"  # the status and the job's id go out with it
+    written_at = time.monotonic()
     try:
         for record in watch:
             if record is None:

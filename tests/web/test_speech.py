@@ -152,10 +152,11 @@ def test_events_of_a_job_that_fails_end_with_an_error(valkey: str, tmp_path: Pat
         support.error_of(served.post(SPEECH, json={"input": "RAISE"}), 500)
 
 
-def test_a_client_that_leaves_cancels_its_job(valkey: str, tmp_path: Path) -> None:
+def test_events_begin_at_once_and_a_client_that_leaves_them_cancels_its_job(valkey: str, tmp_path: Path) -> None:
     with live.running(valkey, tmp_path, live.shipped("fake_speech", steps=100, delay_s=0.1)) as served:
         response = served.post(SPEECH, json={"input": "x", "stream_format": "sse"})
-        next(iter(response.response))
+        assert next(iter(response.response)) == b": accepted\n\n"
+        assert not served.job(response).state.terminal
         response.close()
         assert live.eventually(lambda: served.jobs()[0].state.terminal)
         assert served.jobs()[0].state.value == "cancelled"
