@@ -21,6 +21,7 @@ from omniqueue.yamlfile import nearest
 #: Pipelines that a test of real engines runs stage by stage, from a small checkpoint, and finds equal to vLLM-Omni
 #: running all stages in one go; a test compares these names with the tests that there are.
 EQUAL_TO_NATIVE = (
+    "auk",
     "bagel",
     "cosyvoice3",
     "glm_image",

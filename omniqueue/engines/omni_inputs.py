@@ -31,6 +31,7 @@ class Inputs:
     def __init__(self, omni: Any, source: Any, stage: Stage, handover: Handover, family: str | None) -> None:
         self._omni = omni
         self._source = source.get_stage(stage.stage_id)
+        self._pipeline: str = source.model_type
         self._stage = stage
         self._handover = handover
         self._family = family
@@ -79,6 +80,8 @@ class Inputs:
         prompt = omni_prompt.from_job(request.job, request.inputs)
         if picture:
             prompt = omni_shape.shaped(prompt, self._family)
+        if request.job.get("kind") == "audio":
+            prompt = omni_shape.sounding(prompt, self._pipeline, request.job.get("seconds"))
         if picture and omni_shape.instructs(self._family) and not (first and self._diffusion):
             tokenizer = await self._omni.get_tokenizer() if first else None
             prompt, ends = omni_shape.instructed(prompt, self._family, tokenizer)

@@ -173,6 +173,7 @@ def test_a_diffusion_model_is_told_length_start_and_steps(served: Live) -> None:
         "extra_args": {"kept": 1, "audio_start_in_s": 1.0, "audio_end_in_s": 3.0},
     }
     assert served.job(response).request["negative_prompt"] == "noise"
+    assert served.job(response).request["seconds"] == 2.0, "where the prompt of a model such as AuK is made with it"
 
 
 def test_a_file_that_is_gone_is_our_fault(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
