@@ -60,7 +60,7 @@ class Inputs:
         talks = "messages" in request.job and self._stage.final_output
         if self._speech is None or talks or request.job.get("kind") != "audio":
             return None, defaults
-        return await self._speech.prepare(request.job, defaults)
+        return await self._speech.prepare(request.job, defaults, request.inputs)
 
     def _params(self, request: StageRequest, defaults: Any) -> tuple[Any, int | None]:
         params = omni_params.resolve(defaults, request.params, self._omni.sampling_constraints_list[0])
