@@ -179,7 +179,8 @@ class StageHost:
             running.moved_at = time.monotonic()
 
         request = StageRequest(
-            request_id=f"{claim.job_id}-{claim.stage_id}-{claim.attempt}-{index}",
+            # What an engine leaves in shared memory under it has a payload's name, and so is swept like one.
+            request_id=f"{self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)}-{index}",
             job=claim.request,
             index=index,
             params=params.stage_params(claim.request, self.stage, index),

@@ -232,7 +232,7 @@ def test_every_item_has_an_id_a_seed_and_the_sources_of_its_own(
     seen: list[StageRequest] = []
     engine_of(last).script = seen.append
     assert tasks.attempt_stage(last, job_id, 1)
-    assert [request.request_id for request in seen] == [f"{job_id}-1-1-{i}" for i in range(3)]
+    assert [request.request_id for request in seen] == [f"{last.payloads.name(job_id, 1, 1)}-{i}" for i in range(3)]
     assert [request.params["seed"] for request in seen] == [5, 6, 7]
     assert [request.index for request in seen] == [0, 1, 2]
     assert all(request.sources.keys() == {0} for request in seen)
