@@ -10,7 +10,11 @@ import pytest
 from omniqueue import errors
 from omniqueue.engines import environment
 
-ANYWHERE = {"VLLM_NO_USAGE_STATS": "1", "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30"}
+ANYWHERE = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30",
+    "VLLM_OMNI_EVENT_DRIVEN_ORCH": "1",
+}
 
 
 @pytest.fixture
