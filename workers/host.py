@@ -22,6 +22,7 @@ from workers import inputs, result, usage
 from workers.gate import Gate
 from workers.pieces import Pieces
 from workers.running import Key, Running, emptied, steps
+from workers.seats import Seats
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +60,8 @@ class StageHost:
         self._running: dict[Key, Running] = {}
         self._lock = threading.Condition()
         self._gate = Gate()
-        #: What intake.py has begun, whichever connection to the broker it came by; and set whenever one of them ends.
-        self.attempts: set[asyncio.Task[bool]] = set()
-        self.freed = asyncio.Event()
+        #: For what intake.py begins, whichever connection to the broker it comes by.
+        self.seats = Seats(stage.max_num_seqs)
         self.hot = HotPath(records)
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(stage.max_num_seqs + 4, "aside"))
@@ -132,6 +132,7 @@ class StageHost:
             finally:
                 late.cancel()
                 running.task = None  # stopped, it holds the frame that holds all of this (see emptied)
+                self.seats.let_go(asyncio.current_task())
 
     async def _engine(self, running: Running, given: inputs.Inputs) -> None:
         outputs = await emptied(self._items(running, given))

@@ -132,16 +132,14 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        self.host.freed.set()
+        self.host.seats.wake()
         await self.host.hot.take_no_more()
 
     async def _take(self, stopped: threading.Event) -> None:
         lists = chain.broker_lists(self.host.stage.queue)
         while not stopped.is_set():
-            free = self.host.stage.max_num_seqs - len(self.host.attempts)
-            if free <= 0:
-                self.host.freed.clear()
-                await self.host.freed.wait()
+            if (free := self.host.seats.free()) <= 0:
+                await self.host.seats.change()
                 continue
             try:
                 await self.host.hot.take(lists, min(_MOST, -(-free // 2)), WAIT_S, self._begin)
@@ -167,7 +165,7 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
             self._give_to_celery(text)
             return
         attempt = self.host.loop.create_task(tasks.attempt(self.host, job_id, stage_id))
-        self.host.attempts.add(attempt)
+        self.host.seats.take(attempt)
         running = Running(self, headers, job_id, stage_id)
         attempt.add_done_callback(functools.partial(self._ended, running))
         self.host.loop.call_soon(self._began, running)  # while Redis answers the claim
@@ -180,8 +178,7 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
         self._tell(running, "started")
 
     def _ended(self, running: Running, attempt: asyncio.Task[bool]) -> None:
-        self.host.attempts.discard(attempt)
-        self.host.freed.set()
+        self.host.seats.leave(attempt)
         state.task_ready(running)
         fault = None if attempt.cancelled() else attempt.exception()
         if fault is not None:

@@ -373,6 +373,35 @@ def mapped(job_id: str) -> bool:
     return job_id in Path("/proc/self/maps").read_text()
 
 
+def test_while_an_outcome_is_recorded_the_engine_has_room_for_another_request(
+    records: Store, host_of: HostOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = host_of(support.with_stage(support.pipeline(1), 0, max_num_seqs=1))
+    writing, go_on, write = threading.Event(), threading.Event(), media.MediaStore.write
+
+    def slow(place: media.MediaStore, name: str, content: bytes) -> None:
+        writing.set()
+        assert go_on.wait(30)
+        write(place, name, content)
+
+    async def seated(job_id: str) -> bool:
+        attempt = asyncio.ensure_future(tasks.attempt(host, job_id, 0))
+        host.seats.take(attempt)
+        free.append(host.seats.free())
+        done = await attempt
+        host.seats.leave(attempt)
+        return done
+
+    monkeypatch.setattr(media.MediaStore, "write", slow)
+    free: list[int] = []
+    ended = host.call(seated(submit(records, host.pipe)))
+    assert writing.wait(30)
+    free.append(host.seats.free())
+    go_on.set()
+    assert ended.result(30)
+    assert free == [0, 1]
+
+
 def test_a_stop_that_comes_before_the_engine_has_begun_is_heeded(
     records: Store, pipe: Pipeline, host_of: HostOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
