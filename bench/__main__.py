@@ -1,8 +1,8 @@
 """What omniqueue costs: ``python -m bench``, everything on this machine, over loopback and unix sockets.
 
 Side by side in one run: raw Redis and a plain copy, which are the floor; a stock Celery chain; omniqueue from Python
-and over HTTP, without and with task events; replicas of a sleeping stage; a worker with 64 running requests. ``--parts
-backlog`` and ``--parts engines`` take minutes more and stand by themselves. Absolute times differ from machine to
+and over HTTP, without and with task events; replicas of a sleeping stage; a worker with 64 running requests. The other
+``--parts`` (backlog, engines, speech) take minutes more and stand by themselves. Absolute times differ from machine to
 machine and from minute to minute: compare within one run. The status is 1 when a ratio got worse than
 bench/ratios.json says.
 """
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import backlog, engines, floor, overhead, replicas, report, transport
-from bench.goals import ENGINES_COMMAND, QUEUE_COMMAND, TOLERANCE
+from bench import backlog, engines, floor, overhead, replicas, report, speech, transport
+from bench.goals import ENGINES_COMMAND, QUEUE_COMMAND, SPEECH_COMMAND, TOLERANCE
 
 Found = dict[str, Any]
 
@@ -74,6 +74,11 @@ def measure_engines(seconds: float) -> Found:
     return {"engines": engines.throughput()}
 
 
+def measure_speech(seconds: float) -> Found:
+    """Three stages that hand over tensors, through omniqueue and in one program."""
+    return {"speech": speech.throughput()}
+
+
 #: In the order in which they run.
 PARTS: dict[str, Callable[[float], Found]] = {
     "transport": measure_transport,
@@ -81,6 +86,7 @@ PARTS: dict[str, Callable[[float], Found]] = {
     "overhead": measure_overhead,
     "backlog": measure_backlog,
     "engines": measure_engines,
+    "speech": measure_speech,
 }
 #: What ends within five minutes.
 SHORT = ("transport", "replicas", "overhead")
@@ -129,9 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"\n{report.verdicts(runs)}\n\n{chosen.out}/{name}.md has every table; {QUEUE_COMMAND} (queues of 100,000 jobs)"
     )
-    print(
-        f"and {ENGINES_COMMAND} (real engines) take longer than fits here, {report.ALL_COMMAND} runs all of it thrice."
-    )
+    print(f"and {ENGINES_COMMAND} and {SPEECH_COMMAND} (real engines) take longer than fits here,")
+    print(f"{report.ALL_COMMAND} runs all of it thrice.")
     worse = report.regressions(runs)
     for sentence in worse:
         print(f"WORSE by more than {TOLERANCE:.0%} than bench/ratios.json: {sentence}")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 KIB, MIB = 1 << 10, 1 << 20
+#: What speech is measured of, by name: all of omniqueue, and vLLM-Omni's own engine for a pipeline.
+OURS, NATIVE = "omniqueue", "AsyncOmni"
 #: Marks the figure with task events.
 EVENTS = " -E"
 #: A ratio that is worse than the stored one by more than this share is told.
@@ -54,8 +56,9 @@ WAITING = "CPU per request with 100,000 jobs waiting over 10"
 FINISHED = "CPU per request with 100,000 jobs finished over none"
 TOKENS = "tokens/s of the AR stage at 16 requests, over the engine alone"
 PICTURES = "pictures/s of the DiT stage at 16 requests, over the engine alone"
+SPEECH = "speech of three stages, 16 requests in flight, over vLLM-Omni in one program, requests/s"
 
-QUEUE_COMMAND, ENGINES_COMMAND = "make bench-queue", "make bench-engines"
+QUEUE_COMMAND, ENGINES_COMMAND, SPEECH_COMMAND = "make bench-queue", "make bench-engines", "make bench-speech"
 
 GOALS = (
     Goal(HOP, 7, peer="17"),
@@ -72,6 +75,7 @@ GOALS = (
     Goal(FINISHED, 1 + TOLERANCE, command=QUEUE_COMMAND),
     Goal(TOKENS, 0.97, at_least=True, command=ENGINES_COMMAND),
     Goal(PICTURES, 0.97, at_least=True, command=ENGINES_COMMAND),
+    Goal(SPEECH, 1.0, at_least=True, command=SPEECH_COMMAND),
 )
 
 Run = Mapping[str, Any]
@@ -95,6 +99,8 @@ def ratios(run: Run) -> dict[Key, float]:
     if "engines" in run:
         for name, what in ((TOKENS, "tokens_per_s"), (PICTURES, "pictures_per_s")):
             found[name, ""] = run["engines"]["omniqueue"][what] / run["engines"]["engine alone"][what]
+    if "speech" in run:
+        found[SPEECH, ""] = run["speech"][OURS]["requests_per_s"] / run["speech"][NATIVE]["requests_per_s"]
     return found
 
 

@@ -150,6 +150,19 @@ def engines(runs: Sequence[Run]) -> str:
     )
 
 
+def speech(runs: Sequence[Run]) -> str:
+    """Three stages that hand over tensors, in processes of their own and in one program."""
+    told = [run["speech"] for run in runs if "speech" in run]
+    rows = []
+    titles = {"requests_per_s": "requests/s", "audio_s_per_s": "seconds of sound/s", "cpu_ms": "CPU, ms a request"}
+    for name, title in titles.items():
+        ours, native = (_median([one[path] for one in told], name) for path in (goals.OURS, goals.NATIVE))
+        rows.append((title, f"{ours:.2f}", f"{native:.2f}", f"{ours / native:.3f}"))
+    same, asked = (sum(one[name] for one in told) for name in ("same", "requests"))
+    rates = table(("speech, 16 requests in flight", goals.OURS, f"vLLM-Omni's {goals.NATIVE}", "ratio"), rows)
+    return f"{rates}\n\n{same} of {asked} files are the same bytes."
+
+
 def whole(runs: Sequence[Run]) -> str:
     """All of it."""
     machine = runs[0]["machine"]
@@ -159,7 +172,8 @@ def whole(runs: Sequence[Run]) -> str:
     if floors:
         copies = ", ".join(f"{n} {_median([f['copy_ms'] for f in floors], n):.3f} ms" for n in floors[0]["copy_ms"])
         parts.append(f"The floor: a raw Redis hop {_median(floors, 'hop_ms'):.3f} ms; a copy of {copies}.")
-    for name, part in (("cells", hops), ("replicas", replicas), ("backlog", backlog), ("engines", engines)):
+    titled = {"cells": hops, "replicas": replicas, "backlog": backlog, "engines": engines, "speech": speech}
+    for name, part in titled.items():
         if any(name in run for run in runs):
             parts.append(part(runs))
     return "\n\n".join(parts) + "\n"

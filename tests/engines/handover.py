@@ -21,7 +21,7 @@ from tests.engines.handover_cases import PIPELINES, Pipeline, Request, shown
 from tests.engines.stage_process import StageProcess
 
 #: For native ``Omni`` on a small machine; the last keeps a worker in its engine's process, as omniqueue has it.
-_SMALL = {
+SMALL = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -75,7 +75,7 @@ def native(name: str, checkpoint: Path, folder: Path) -> Native:
     deploy.write_text(yaml.safe_dump({**pipe.deploy, "stages": [dict(stage.deploy) for stage in pipe.stages]}))
     script = Path(__file__).with_name("native_pipeline.py")
     # What a user would set for any vLLM on a small machine; nothing of omniqueue's own.
-    env = {**reference.environment(), **_SMALL, **PIPELINES[name].variables(str(checkpoint))}
+    env = {**reference.environment(), **SMALL, **PIPELINES[name].variables(str(checkpoint))}
     log = folder / "native.log"
     with open(log, "wb") as file:
         done = subprocess.run(

@@ -37,6 +37,12 @@ def run(slower: float = 1.0) -> dict[str, Any]:
     return {"machine": "2 cores", "floor": floor, "cells": cells}
 
 
+def spoken(ours: float, native: float) -> dict[str, Any]:
+    rates = {path: {"requests_per_s": per_s, "audio_s_per_s": per_s, "cpu_ms": 1.0}
+             for path, per_s in ((goals.OURS, ours), (goals.NATIVE, native))}  # fmt: skip
+    return {**rates, "requests": 64, "same": 63}
+
+
 def told(*runs: dict[str, Any]) -> dict[str, float]:
     return report.found_in(runs)
 
@@ -85,6 +91,7 @@ def test_the_parts_that_stand_by_themselves() -> None:
     rates = {"tokens_per_s": 97.0, "pictures_per_s": 1.0}, {"tokens_per_s": 100.0, "pictures_per_s": 2.0}
     engines = {"omniqueue": rates[0], "engine alone": rates[1]}
     assert told({"machine": "", "engines": engines}) == pytest.approx({goals.TOKENS: 0.97, goals.PICTURES: 0.5})
+    assert told({"machine": "", "speech": spoken(3.0, 2.0)}) == pytest.approx({goals.SPEECH: 1.5})
 
 
 def test_every_figure_has_a_goal_and_every_goal_a_figure() -> None:
@@ -93,6 +100,7 @@ def test_every_figure_has_a_goal_and_every_goal_a_figure() -> None:
     parts["backlog"] = [{"cpu_ms": {"worker": 1.0}}] * 4
     rates = {"tokens_per_s": 1.0, "pictures_per_s": 1.0}
     parts["engines"] = {"omniqueue": rates, "engine alone": rates}
+    parts["speech"] = spoken(1.0, 1.0)
     assert {name.removesuffix(EVENTS) for name in told(parts)} == {goal.name for goal in GOALS}
 
 
@@ -167,6 +175,12 @@ def test_the_report_has_a_line_a_goal_and_a_line_a_cell() -> None:
     assert "see `make bench-engines`" in text
     widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
     assert len([width for width, _ in itertools.groupby(widths)]) == 2
+
+
+def test_speech_tells_how_many_files_are_the_same() -> None:
+    text = report.whole([{"machine": "", "speech": spoken(3.0, 2.0)}])
+    assert "| requests/s | 3.00 | 2.00 | 1.500 |" in text
+    assert "63 of 64 files are the same bytes." in text
 
 
 def test_the_peer_s_figures_stand_beside_the_cells_that_it_was_measured_in() -> None:
