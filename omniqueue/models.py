@@ -27,6 +27,7 @@ EQUAL_TO_NATIVE = (
     "glm_image",
     "higgs_multimodal_qwen3",
     "hunyuan_image_3_moe",
+    "joyai_vl_interaction",
     "mimo_audio",
     "qwen2_5_omni",
     "qwen3_omni_moe",

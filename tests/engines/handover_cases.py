@@ -210,6 +210,15 @@ PIPELINES = {
             {0: ("tokens",), 1: ("audio",)},
         ),
         Pipeline(
+            "joyai_vl_interaction",
+            (
+                text("hello", _chat("say hello to the nice world")),
+                text("voice", _chat("the voice of the world"), seed=7),
+                text("long", _chat("a red ball on a blue sea " * 6), seed=11),
+            ),
+            {0: ("tokens",), 1: ("tokens",), 2: ("audio",)},
+        ),
+        Pipeline(
             "auk",
             (
                 sound("hello", "say hello to the nice world", 0.4),
