@@ -37,7 +37,7 @@ class Heartbeats:
         """Take a worker's announcement back."""
         with reachable():
             pipe = self.client.pipeline(transaction=False)
-            pipe.delete(self._key("worker", worker), self._key("control", worker))
+            pipe.delete(self._key("worker", worker), self._key("control", worker), self._key("hand", worker))
             pipe.zrem(self._key("workers"), worker)
             pipe.execute()
 

@@ -144,6 +144,11 @@ class Store(Heartbeats, Meters):
                 stop.add((job_id, int(stage), int(attempt)))
         return stop
 
+    def unheard(self, pipeline_name: str, worker: str, held: Iterable[Claim]) -> list[Owed]:
+        """After a lost connection: what ``worker`` got with its messages and does not hold. It is owed again."""
+        members = [f"{claim.job_id}:{claim.stage_id}" for claim in held]
+        return [Owed.parse(text) for text in self._call("unheard", worker, pipeline_name, *members)]
+
     def enqueue(self, message: Message) -> None:
         """Put a message into its queue."""
         with reachable():
@@ -226,6 +231,17 @@ class Store(Heartbeats, Meters):
         with reachable():
             fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
         return Job.from_hash(job_id, fields) if fields.get("state") else None
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, Job]:
+        """The records of those of ``job_ids`` that are terminal."""
+        ids = list(job_ids)
+        with reachable():
+            pipe = self.client.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hgetall(self._key("job", job_id))
+            hashes = cast("list[dict[str, str]]", pipe.execute())
+        found = [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
+        return {one.id: one for one in found if one.state.terminal}
 
     def jobs(self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False) -> list[Job]:
         """The newest jobs first, or the oldest; ``bound`` is a creation time to begin at, inclusive to the microsecond.

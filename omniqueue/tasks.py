@@ -34,9 +34,12 @@ def run_stage(job_id: str, stage_id: int) -> None:
         run_stage.request.chain = None
 
 
-async def attempt(host: StageHost, job_id: str, stage_id: int) -> bool:
-    """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage)."""
-    async with host.claimed(job_id, stage_id) as claim:
+async def attempt(host: StageHost, job_id: str, stage_id: int, given: Claim | str = "") -> bool:
+    """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage).
+
+    ``given`` is the claim, or why there is none, where it came with the message.
+    """
+    async with host.claimed(job_id, stage_id, given) as claim:
         if isinstance(claim, str):
             log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
             return claim == "done"  # finished before: only pass it on

@@ -62,11 +62,24 @@ class StageHost:
         #: What intake.py has begun, whichever connection to the broker it came by; and set whenever one of them ends.
         self.attempts: set[asyncio.Task[bool]] = set()
         self.freed = asyncio.Event()
-        self.hot = HotPath(records)
+        self.hot = HotPath(records, worker)
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(stage.max_num_seqs + 4, "aside"))
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        """Run an attempt; on the loop."""
+        attempt = self.loop.create_task(work)
+        self.attempts.add(attempt)
+        return attempt
+
+    def over(self, attempt: asyncio.Task[bool]) -> None:
+        """An attempt that was begun has ended."""
+        self.attempts.discard(attempt)
+        self.freed.set()
+        with self._lock:
+            self._lock.notify_all()
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop, from another thread."""
@@ -75,9 +88,24 @@ class StageHost:
     # -- the path of a claim -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def claimed(self, job_id: str, stage_id: int) -> AsyncIterator[Claim | str]:
-        """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block."""
-        alone = False
+    async def claimed(self, job_id: str, stage_id: int, given: Claim | str = "") -> AsyncIterator[Claim | str]:
+        """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block.
+
+        ``given`` is the claim, or why there is none, where it came with the message.
+        """
+        if isinstance(given, Claim):  # its lease is prolonged while it waits for its turn
+            with self._holding(given):
+                while not await self._gate.enter(False, _TURN_S):
+                    pass
+                try:
+                    yield await self._kept(given)
+                finally:
+                    self._gate.leave(False)
+            return
+        if given not in ("", "alone"):
+            yield self._told(given, job_id, stage_id)
+            return
+        alone = given == "alone"
         while True:
             entered = await self._gate.enter(alone, _TURN_S)
             try:
@@ -105,7 +133,17 @@ class StageHost:
         if self.dead.is_set():
             return "dead"
         call = calls.claim(self.pipe, job_id, stage_id, self.worker, alone=alone)
-        answer = await _patiently(lambda: self.hot.make(call))
+        return self._told(await _patiently(lambda: self.hot.make(call)), job_id, stage_id)
+
+    async def _kept(self, given: Claim) -> Claim | str:
+        """A claim that came with its message, unless this process begins nothing any more: then it is handed back."""
+        if not self.draining and not self.dead.is_set():
+            return given
+        await self.give_up(given, errors.HandedBack(), retry=True, counted=False)
+        return "draining" if self.draining else "dead"
+
+    def _told(self, answer: Claim | str, job_id: str, stage_id: int) -> Claim | str:
+        """The answer to a claim; the log says what the operator has to mend."""
         if answer == "mismatch":
             log.error(
                 "action=wrong_config job=%s stage=%s config=%s: the job was accepted for another topology; give this "
@@ -260,6 +298,11 @@ class StageHost:
         except errors.BrokerUnavailable:
             return True
 
+    def disown(self) -> None:
+        """After a lost connection: what Redis gave this worker, and it never heard of, is owed again."""
+        for owed in self.store.unheard(self.pipe.name, self.worker, [claim for claim, _ in self.held()]):
+            chain.republish(self.pipe, self.store, owed)
+
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     def stop(self, key: Key, why: errors.EngineError) -> None:
@@ -289,7 +332,7 @@ class StageHost:
         self.draining = True
         deadline = time.monotonic() + grace_s
         with self._lock:
-            while self._running and time.monotonic() < deadline and not hand_back_now():
+            while (self._running or self.attempts) and time.monotonic() < deadline and not hand_back_now():
                 self._lock.wait(timeout=0.2)
             left = list(self._running)
         for key in left:
