@@ -22,6 +22,7 @@ import hiredis
 import redis
 import redis.asyncio.connection as opening
 
+from omniqueue import functions
 from omniqueue.calls import Call, Taken
 from omniqueue.connection import reachable
 from omniqueue.store import Store
@@ -37,7 +38,6 @@ _ERRORS = {
     "LOADING": redis.BusyLoadingError,
     "READONLY": redis.ReadOnlyError,
     "OOM": redis.OutOfMemoryError,
-    "NOSCRIPT": redis.exceptions.NoScriptError,
 }
 _NOTHING = object()
 
@@ -152,7 +152,7 @@ class HotPath:
     """A store's calls on one event loop. Every method raises BrokerUnavailable when Redis is away."""
 
     def __init__(self, records: Store, worker: str, timeout_s: float = 5.0) -> None:
-        self._namespace, self._script, self.timeout_s = records.namespace, records.script, timeout_s
+        self._namespace, self.timeout_s = records.namespace, timeout_s
         self._hand = records._key("hand", worker)
         self._links = [Link(records.client, timeout_s) for _ in range(3)]
         self._calls, self._taking, self._listening = self._links
@@ -160,14 +160,17 @@ class HotPath:
     async def make(self, call: Call[T]) -> T:
         """Make one of the calls of calls.py."""
         with reachable():
-            return call.read(await self._script_on(self._calls, call))
+            return call.read(await self._call(self._calls, call))
 
-    async def _script_on(self, link: Link, call: Call[Any], **options: Any) -> Any:
-        command = (0, call.operation, self._namespace, *call.args)
+    async def _call(self, link: Link, call: Call[Any], **options: Any) -> Any:
+        command = ("FCALL", functions.name(), 0, call.operation, self._namespace, *call.args)
         try:
-            return await link.ask("EVALSHA", self._script.sha, *command, **options)
-        except redis.exceptions.NoScriptError:  # Redis was restarted
-            return await link.ask("EVAL", self._script.script, *command, hear=options.get("hear"))
+            return await link.ask(*command, **options)
+        except redis.ResponseError as error:
+            if not functions.missing(error):
+                raise
+        await link.ask("FUNCTION", "LOAD", "REPLACE", functions.library())
+        return await link.ask(*command, hear=options.get("hear"))
 
     async def take(
         self, call: Call[list[Taken]], begin: Callable[[list[Taken]], None], queue: str | None, wait_s: float
@@ -184,7 +187,7 @@ class HotPath:
 
         after = ("BLMOVE", queue, self._hand, "RIGHT", "LEFT", wait_s) if queue else ()
         with reachable():
-            await self._script_on(self._taking, call, patience_s=wait_s, hear=hear, after=after)
+            await self._call(self._taking, call, patience_s=wait_s, hear=hear, after=after)
         return taken
 
     async def listen(self, lists: Sequence[str], wait_s: float, begin: Callable[[str], None]) -> None:

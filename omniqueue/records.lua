@@ -1,12 +1,12 @@
--- Every change to a job record, each one atomic. ARGV[1] names the operation, ARGV[2] is the key prefix, the rest are
--- its arguments. Times are the server's own, so that workers' clocks do not matter. Called only from store.py.
+-- Every change to a job record, each one atomic: a Redis function, since a script would define all of this again for each
+-- call, which takes longer than most of them. Its first argument names the operation, the second is the key prefix, the
+-- rest are the operation's. Times are the server's own, so that workers' clocks do not matter. Loaded by functions.py.
 --
 -- A stage of a job is "queued" (work is owed, a message should be in its queue), "running" (claimed: an attempt number,
 -- which is the fencing token, and a lease) or "done" (its reference is recorded and never changes again).
 
-local P = ARGV[2]
-local t = redis.call('TIME')
-local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
+-- Of the call in progress, and Redis makes one at a time: the key prefix, the time in seconds, and as it is written.
+local P, now, NOW
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
 -- Reply lists and control lists of processes that are gone vanish by themselves. Those that live read them all the time,
@@ -21,10 +21,9 @@ local OURS = {'"task": "omniqueue.run_stage"', '"eta": null', '"expires": null'}
 -- A reader that falls further behind takes the rest from the result.
 local MOST_SAID = 2000
 -- Upper bounds of the buckets that waits and runs are counted in, in seconds; what is longer goes into "inf".
-local BOUNDS = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, math.huge}
+local BOUNDS = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 1 / 0}
 
 local function stamp(value) return string.format('%.6f', value) end
-local NOW = stamp(now)
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
@@ -303,9 +302,6 @@ function ops.finish(id, stage, attempt, ref, params, result, list, message, ...)
   return {'next'}
 end
 
--- What every job asks for ends here: the rest is not even defined for it, since a script is run from its top each time.
-if ops[ARGV[1]] then return ops[ARGV[1]](unpack(ARGV, 3)) end
-
 local function control(id, stage, what)
   local worker = get(id, stage .. ':worker')
   if worker then
@@ -485,4 +481,9 @@ function ops.traffic(...)
   return redis.call('HGETALL', P .. ':traffic')
 end
 
-return ops[ARGV[1]](unpack(ARGV, 3))
+return function(_, args)
+  local t = redis.call('TIME')
+  P, now = args[2], tonumber(t[1]) + tonumber(t[2]) / 1e6
+  NOW = stamp(now)
+  return ops[args[1]](unpack(args, 3))
+end

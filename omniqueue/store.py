@@ -6,12 +6,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import redis
 
-from omniqueue import calls, errors, payloads, pipeline, settings
+from omniqueue import calls, errors, functions, payloads, pipeline, settings
 from omniqueue.calls import new_id as new_id
 from omniqueue.claims import Claim as Claim
 from omniqueue.claims import Message as Message
@@ -53,8 +52,6 @@ class Store(Heartbeats, Meters):
     def __init__(self, client: redis.Redis, namespace: str = "oq", *, holds_queues: bool = False) -> None:
         """``holds_queues``: Celery's queues are in this Redis too, so a record and its message can change as one."""
         self.client, self.namespace, self.holds_queues = client, namespace, holds_queues
-        script = resources.files("omniqueue").joinpath("records.lua").read_text()
-        self.script = client.register_script(script)
 
     @classmethod
     def from_settings(cls, config: settings.Settings, timeout_s: float | None = None) -> Store:
@@ -71,7 +68,13 @@ class Store(Heartbeats, Meters):
 
     def _call(self, operation: str, *args: Any) -> list[Any]:
         with reachable():
-            return cast("list[Any]", self.script(keys=[], args=[operation, self.namespace, *args]))
+            try:
+                return cast("list[Any]", self.client.fcall(functions.name(), 0, operation, self.namespace, *args))
+            except redis.ResponseError as error:
+                if not functions.missing(error):
+                    raise
+            self.client.function_load(functions.library(), replace=True)
+            return cast("list[Any]", self.client.fcall(functions.name(), 0, operation, self.namespace, *args))
 
     def ping(self) -> None:
         """Raise BrokerUnavailable unless Redis answers."""
