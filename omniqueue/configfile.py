@@ -43,6 +43,8 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
     frames = _frames(data, built, problems)
     name = _name(data, known, files[0], problems)
     problems.check()
+    deploy = _deploy(data, known)
+    notes += handover.notes(deploy, {stage.stage_id: stage.deploy for stage in built})
     return Pipeline(
         name=name,
         stages=tuple(built),
@@ -56,7 +58,7 @@ def load(path: str | Path, *, model: str | None = None) -> Pipeline:
         voices=_names(data.get("voices")),
         platform=platform,
         notes=tuple(notes),
-        deploy=_deploy(data, known),
+        deploy=deploy,
         **_limits(data),
     )
 
@@ -203,12 +205,11 @@ def _served(data: Map, model: str | None, name: str) -> tuple[str, ...]:
 
 def _extra_fields(data: Map, problems: Problems) -> tuple[str, ...]:
     """What the model honours beyond what every request may say."""
-    names = _names(data.get("extra_fields"))
+    names, known = _names(data.get("extra_fields")), (*params.EXTRA_FIELDS, *params.SPEECH_FIELDS)
     for name in names:
-        if name not in params.EXTRA_FIELDS:
+        if name not in known:
             problems.add(
-                data.at("extra_fields"),
-                f"has {checks.shown(name)}, which no request has; {nearest(name, params.EXTRA_FIELDS)}",
+                data.at("extra_fields"), f"has {checks.shown(name)}, which no request has; {nearest(name, known)}"
             )
     problems.check()
     return names

@@ -21,11 +21,13 @@ from omniqueue.yamlfile import nearest
 #: Pipelines that a test of real engines runs stage by stage, from a small checkpoint, and finds equal to vLLM-Omni
 #: running all stages in one go; a test compares these names with the tests that there are.
 EQUAL_TO_NATIVE = (
+    "auk",
     "bagel",
     "cosyvoice3",
     "glm_image",
     "higgs_multimodal_qwen3",
     "hunyuan_image_3_moe",
+    "joyai_vl_interaction",
     "mimo_audio",
     "qwen2_5_omni",
     "qwen3_omni_moe",
@@ -104,10 +106,11 @@ class Model:
 
 
 def edge_json(edge: Mapping[str, Any]) -> dict[str, Any]:
-    """What travels on an edge, by which route (None: by none), and why."""
+    """What travels on an edge, by which route (None: by none), by which others where a file says so, and why."""
     refused = "refused" in edge
     route, why = (None, handover.because(edge)) if refused else ("reference", omni_edges.REASONS[edge["carries"]])
-    return {"from": edge["from"], "to": edge["to"], "carries": edge["carries"], "route": route, "reason": why}
+    told = {"from": edge["from"], "to": edge["to"], "carries": edge["carries"], "route": route, "reason": why}
+    return {**told, "optional_routes": [handover.CONNECTOR] if edge.get("connects") else []}
 
 
 def installed() -> str | None:

@@ -59,7 +59,7 @@ def details(model: Model) -> str:
 
 def _edge(edge: Mapping[str, Any]) -> str:
     told = edge_json(edge)
-    route = f"by {told['route']}" if told["route"] else "not served"
+    route = f"by {' or '.join([told['route'], *told['optional_routes']])}" if told["route"] else "not served"
     return f"stage {edge['from']} -> stage {edge['to']}  {edge['carries']}, {route}: {told['reason']}."
 
 
@@ -85,6 +85,10 @@ keys turns them off.
 By reference: it is taken out of the earlier engine's answer, put into the payload store, and given to the later engine
 with its request, so that it is there again after a worker's death and for any replica.
 
+By connector, where a stage config says so: vLLM-Omni's own workers hand it to each other, and it can be read once
+([stage_configs/README.md](../stage_configs/README.md) has the limits).
+{connects}
+
 | hands over | served | why |
 |---|---|---|
 {kinds}
@@ -108,11 +112,21 @@ def as_markdown(version: str, known: list[Model]) -> str:
     return _PAGE.format(
         summary=summary(version, known),
         rows="\n".join(_row(model) for model in known),
+        connects=_connects(known),
         kinds="\n".join(_kind(kind) for kind in omni_edges.REASONS),
         refused="\n".join(f"- `{model.name}`: {_because(model)}" for model in known if model.refusals),
         obstacles="\n".join(f"- `{model.name}`: {model.obstacle}." for model in known if model.obstacle),
         remarks="\n".join(f"- `{model.name}`: {remark}" for model in known for remark in model.remarks),
     )
+
+
+def _connects(known: list[Model]) -> str:
+    """Which payloads can go by connector, told by those that cannot."""
+    payloads = [
+        (model.name, edge) for model in known for edge in model.known.edges if edge["carries"] == omni_edges.PAYLOAD
+    ]
+    others = [f"`{name}` ({edge['from']} to {edge['to']})" for name, edge in payloads if not edge.get("connects")]
+    return f"All payloads can go that way, except those of {', '.join(others)}." if others else "All payloads can."
 
 
 def _row(model: Model) -> str:
@@ -124,6 +138,7 @@ def _row(model: Model) -> str:
 
 def _kind(kind: str) -> str:
     served = "by reference" if kind in omni_edges.SERVED else "no"
+    served += ", or by connector" if kind == omni_edges.PAYLOAD else ""
     return f"| {kind} | {served} | {omni_edges.REASONS[kind].replace(' ({hook})', '')} |"
 
 

@@ -28,6 +28,8 @@ DIFFUSION_PARAMS = (
 )  # fmt: skip
 #: Fields that only some models honour; a pipeline's ``extra_fields`` says which.
 EXTRA_FIELDS = ("mask", "reference_image", "strength", "true_cfg_scale", "guidance_scale_2", "flow_shift")
+#: The same of speech: how to say a text, and a voice to say it in with what that voice says.
+SPEECH_FIELDS = ("language", "instructions", "ref_audio", "ref_text")
 LLM_PARAMS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop", "logprobs", "presence_penalty")
 
 
@@ -107,7 +109,7 @@ def image_job(pipe: Pipeline, **fields: Any) -> dict[str, Any]:
 def check_extra(pipe: Pipeline, names: Iterable[str]) -> None:
     """Raise InvalidRequest for a field that this model does not honour."""
     for name in names:
-        if name in EXTRA_FIELDS and name not in pipe.extra_fields:
+        if name in (*EXTRA_FIELDS, *SPEECH_FIELDS) and name not in pipe.extra_fields:
             raise errors.InvalidRequest(f"{name} is not honoured by this model; leave it out.", param=name)
 
 

@@ -189,10 +189,14 @@ class PayloadStore:
                 os.unlink(f"{self._folder}/{name}")
 
     def names(self) -> list[str]:
-        """All files of this deployment on this host, unfinished ones included."""
+        """All files of this deployment on this host, unfinished ones included.
+
+        vLLM-Omni's connectors, where they hand something over, name their segments and locks by the same name with
+        words of theirs before and behind it.
+        """
         mine = f"{PREFIX}{self.namespace}_"
         with os.scandir(self.directory) as entries:
-            return [entry.name for entry in entries if entry.name.startswith(mine)]
+            return [entry.name for entry in entries if mine in entry.name]
 
     def older(self, min_age_s: float) -> dict[str, str]:
         """Files of this deployment that nobody has written to for ``min_age_s``, and the job of each."""
@@ -234,7 +238,7 @@ class PayloadStore:
 
 def job_of(name: str) -> str:
     """The job id inside a payload's file name."""
-    parts = name.split("_")
+    parts = name[max(name.find(PREFIX), 0) :].split("_")
     return parts[2] if len(parts) > 2 else ""
 
 

@@ -78,7 +78,7 @@ class Pipeline:
     served_model_names: tuple[str, ...] = ()
     #: Request fields that the model takes and does not use: the answer says so (``warnings``).
     unused_fields: tuple[str, ...] = ()
-    #: Which of params.EXTRA_FIELDS the model honours; a request with another of them is refused.
+    #: Which of params.EXTRA_FIELDS and SPEECH_FIELDS the model honours; a request with another of them is refused.
     extra_fields: tuple[str, ...] = ()
     #: Most pictures that a request may bring to be edited; 0 when the model takes none.
     max_images: int = 0

@@ -85,6 +85,7 @@ EDGE: dict[str, checks.Check] = {
     "to": checks.number(int, 0, 1000),
     "window_size": checks.one_of_kinds(int),
     "max_inflight": checks.one_of_kinds(int),
+    "route": checks.choice("reference", "connector"),
 }
 DUPLEX: dict[str, checks.Check] = dict.fromkeys(
     (

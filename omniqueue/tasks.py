@@ -54,6 +54,7 @@ async def attempt(host: StageHost, job_id: str, stage_id: int, given: Claim | st
                 known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
                 outcome = await _failed(host, claim, known)
                 tell(outcome, error=known)
+                exc.__traceback__ = None  # its frames hold what the stage read, and would until garbage is collected
             log.info("action=stage_ended job=%s stage=%s attempt=%s outcome=%s", *facts.values(), outcome)
         # A job may end before the pipeline does, when what was asked for is made early: then the chain ends as well.
         return outcome == "next" or (outcome == "succeeded" and claim.stage_id == host.pipe.stages[-1].stage_id)

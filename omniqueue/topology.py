@@ -49,7 +49,8 @@ class Topology:
     key: str | None
     stages: tuple[Mapping[str, Any], ...]
     size_multiple: int = 1
-    #: What stages hand to each other: ``from``, ``to``, ``carries``, and ``refused`` where queues cannot carry it.
+    #: What stages hand to each other: ``from``, ``to``, ``carries``; ``connects`` where it can go by connector as well,
+    #: ``refused`` where queues cannot carry it.
     edges: tuple[Mapping[str, Any], ...] = ()
     #: Other pipelines of the same model that can be served, where this one cannot.
     alternatives: tuple[str, ...] = ()

@@ -6,11 +6,20 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from omniqueue import audio, params
+from omniqueue import audio, params, sounds
 from web import answers, schema
 
 SLOWEST, FASTEST = audio.SPEED
 LOWEST_HZ, HIGHEST_HZ = audio.RATES
+_EXTRA = "Where the model's extra_fields list it."
+#: A sound by its address.
+Sample = Annotated[
+    str,
+    Meta(
+        max_length=1_000_000,
+        description=f"data URL, or http(s) where allowed: WAV, FLAC, MP3 or Ogg of at most {sounds.MAX_S:g} s.",
+    ),
+]
 
 
 class Sound(schema.Common, frozen=True, kw_only=True):
@@ -41,9 +50,15 @@ class Speech(Sound, frozen=True, kw_only=True):
     """POST /v1/audio/speech."""
 
     voice: Annotated[str, Meta(description="One of the model's voices (GET /v1/models), or default.")] | None = None
-    #: No model here takes them yet.
-    instructions: None = None
-    language: None = None
+    language: (
+        Annotated[str, Meta(min_length=1, max_length=64, description=f"One that the model speaks, or Auto. {_EXTRA}")]
+        | None
+    ) = None
+    instructions: (
+        Annotated[str, Meta(min_length=1, description=f"How to say it, in words of your own. {_EXTRA}")] | None
+    ) = None
+    ref_audio: Annotated[Sample, Meta(description=f"A voice to speak in. {_EXTRA}")] | None = None
+    ref_text: Annotated[str, Meta(min_length=1, description=f"What is said in ref_audio. {_EXTRA}")] | None = None
 
 
 class AudioGeneration(Sound, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import flask
 import msgspec
 
-from omniqueue import audio, errors, job, params
+from omniqueue import audio, errors, job, params, payloads, remote, sounds
 from omniqueue.pipeline import Pipeline, Stage
 from web import asks, decode, events, openai_format, openapi, schema_speech, submission
 from web.services import Services, current
@@ -32,7 +33,8 @@ def speech() -> flask.Response:
     pipe = asks.pipeline(services, request.model, ("audio",), "sound")
     asks.check_voice(pipe, request.voice)
     voice = None if request.voice == "default" else request.voice
-    return _answer(services, request, _ask(pipe, request, "audio.speech", {"voice": voice}))
+    ask = _ask(pipe, request, "audio.speech", {"voice": voice, **_manner(pipe, request)})
+    return _answer(services, request, _heard(services, request, ask))
 
 
 @blueprint.post("/v1/audio/generate")
@@ -62,6 +64,29 @@ def _ask(pipe: Pipeline, request: schema_speech.Sound, endpoint: str, more: Mapp
     if len(asks.outputs(pipe)) > 1:
         job["modalities"] = ["audio"]
     return asks.ask(pipe, request, endpoint, job, last)
+
+
+def _manner(pipe: Pipeline, request: schema_speech.Speech) -> dict[str, Any]:
+    """How to say it, for models that can be told. Raises InvalidRequest."""
+    said = {name: value for name in params.SPEECH_FIELDS if (value := getattr(request, name)) is not None}
+    params.check_extra(pipe, said)
+    for name, value in said.items():
+        if name != "ref_audio":
+            params.check_text(pipe, value, name)
+    if "ref_text" in said and "ref_audio" not in said:
+        raise errors.InvalidRequest("ref_text is what ref_audio says; give both.", param="ref_text")
+    return {**said, "ref_audio": True} if "ref_audio" in said else said
+
+
+def _heard(services: Services, request: schema_speech.Speech, ask: submission.Ask) -> submission.Ask:
+    """The job with the sound that the request brings. Raises InvalidRequest for what is none, or cannot be had."""
+    if request.ref_audio is None:
+        return ask
+    config = services.config
+    content = remote.fetch(request.ref_audio, config.allow_remote_media, "ref_audio", config.max_upload_bytes)
+    sounds.check(content, "ref_audio")
+    sound = payloads.Tensor("uint8", (len(content),), memoryview(content))
+    return dataclasses.replace(ask, inputs=(payloads.Item({}, {"ref_audio": sound}),))
 
 
 def _check_rate(request: schema_speech.Sound) -> None:
@@ -151,7 +176,8 @@ def _events(services: Services, ask: submission.Ask) -> flask.Response:
 
 def _pieces(services: Services, watch: submission.Watch) -> Iterator[bytes]:
     """The file in pieces once it is made, and comments until then; one last event says that it is whole, or why not."""
-    written_at = 0.0
+    yield b": accepted\n\n"  # the status and the job's id go out with it
+    written_at = time.monotonic()
     try:
         for record in watch:
             if record is None:

@@ -21,7 +21,7 @@ from omniqueue.store import Claim, Store
 from workers import inputs, result, usage
 from workers.gate import Gate
 from workers.pieces import Pieces
-from workers.running import Key, Running, steps
+from workers.running import Key, Running, emptied, steps
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +169,10 @@ class StageHost:
                 return await running.ended
             finally:
                 late.cancel()
+                running.task = None  # stopped, it holds the frame that holds all of this (see emptied)
 
     async def _engine(self, running: Running, given: inputs.Inputs) -> None:
-        outputs = await self._items(running, given)
+        outputs = await emptied(self._items(running, given))
         if not running.ended.done():
             running.ended.set_result(outputs)
 
@@ -216,7 +217,8 @@ class StageHost:
             running.moved_at = time.monotonic()
 
         request = StageRequest(
-            request_id=f"{claim.job_id}-{claim.stage_id}-{claim.attempt}-{index}",
+            # What an engine leaves in shared memory under it has a payload's name, and so is swept like one.
+            request_id=f"{self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)}-{index}",
             job=claim.request,
             index=index,
             params=params.stage_params(claim.request, self.stage, index),

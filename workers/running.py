@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from omniqueue import errors
 from omniqueue.engines.base import StageOutput
 from omniqueue.store import Claim
 
+T = TypeVar("T")
 #: Job, stage and attempt.
 Key = tuple[str, int, int]
 
@@ -43,6 +47,19 @@ class Running:
     def total_progress(self) -> tuple[int, int]:
         """Steps done and steps in all, over the items that told any."""
         return sum(p[0] for p in self.progress.values()), sum(p[1] for p in self.progress.values())
+
+
+async def emptied(work: Awaitable[T]) -> T:
+    """The result; or what it raises, whose frames then hold nothing.
+
+    A frame may hold the task that holds the exception that holds the frame: until garbage is collected, which may be
+    long, that would keep all that a stage has read, mapped.
+    """
+    try:
+        return await work
+    except BaseException as exc:
+        traceback.clear_frames(exc.__traceback__)
+        raise
 
 
 def steps(done: float, total: float) -> tuple[int, int]:

@@ -37,7 +37,8 @@ def prepare(model: str) -> None:
 
     Must run before the first import of vllm; spawned engine processes inherit it.
     """
-    defaults = {"VLLM_NO_USAGE_STATS": "1"}
+    # Seconds. A payload by connector is there by the time its reader asks for it, or it is lost.
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30"}
     if Path(model).is_dir():
         # A local checkpoint needs no look-ups, and those would be retried for minutes without a network.
         defaults["HF_HUB_OFFLINE"] = "1"

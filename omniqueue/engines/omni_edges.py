@@ -66,6 +66,10 @@ class Edge:
     instead: str | None = None
     #: What makes companion requests of a guided request (a dotted path); they do not travel on this edge.
     companions: str | None = None
+    #: Whether vLLM-Omni's own workers can hand the payload to each other through a connector.
+    connects: bool = False
+    #: That connector (``name``, ``extra``), where the stage config says so; None for an edge by reference.
+    connector: Mapping[str, Any] | None = None
 
     @property
     def served(self) -> bool:
@@ -141,6 +145,10 @@ def _edge(source: Any, target: Any, deploys: Mapping[int, Mapping[str, Any]]) ->
         reads_output=reads_output,
         instead=_INSTEAD if kind == PAGES else None,
         companions=source.prompt_expand_func if kind != CACHE else None,
+        # A worker looks for what the stage before it has sent, and only if its scheduler knows that it has to wait.
+        connects=kind == PAYLOAD
+        and bool(target.requires_full_payload_input)
+        and target.stage_id == source.stage_id + 1,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from omniqueue import errors
-from omniqueue.engines import omni_edges, omni_payload
+from omniqueue.engines import omni_connector, omni_edges, omni_payload
 from omniqueue.engines.base import StageOutput, StageRequest
 from omniqueue.engines.omni_edges import CACHE, Edge
 
@@ -36,7 +36,7 @@ class Handover:
             return self.submitted(mark(request, self._ends.get(request.external_req_id, final_stage_id), **named))
 
         async_omni_engine.apply_omni_final_stage_metadata = marked
-        hooked = [edge for edge in self._outgoing if edge.hook]
+        hooked = [edge for edge in self._outgoing if edge.hook and edge.connector is None]
         if hooked:
             [pool] = omni.engine.stage_pools
             self._packer = omni_payload.Packer(hooked[0], pool.stage_vllm_config.model_config)
@@ -63,6 +63,17 @@ class Handover:
             if self._packer is not None:
                 self._packer.forget(request.request_id)
 
+    def renamed(self, request: StageRequest) -> StageRequest:
+        """The request under the id that the engine has to know it by. Raises EngineError that names the edge."""
+        made = omni_connector.renamed(self._incoming, request)
+        if made is not request and made.request_id in self._ends:
+            raise errors.EngineError(f"{self._incoming[0]}: an earlier attempt is still reading the payload here.")
+        return made
+
+    def lost(self, exc: Exception) -> errors.EngineError | None:
+        """The error of a payload that did not come from an earlier stage's worker, if that is what happened."""
+        return omni_connector.lost(self._incoming, exc)
+
     def check_alone(self, request_id: str, prompt: Any, params: Any) -> None:
         """Raise EngineRejected for guidance that takes a companion request, whose output would not reach the reader."""
         if self._incoming:  # companions are of the first stage, whose prompt is the request's
@@ -86,7 +97,7 @@ class Handover:
     def given(self, prompt: Mapping[str, Any], request: StageRequest, *, generation: bool) -> Mapping[str, Any]:
         """The prompt with the payloads of earlier stages. Raises EngineError that names the edge of a missing one."""
         for edge in self._incoming:
-            if edge.hook:
+            if edge.hook and edge.connector is None:
                 payload = omni_payload.unpack(edge, request.sources[edge.source])
                 prompt = omni_payload.give(prompt, payload, generation=generation)
         return prompt
@@ -104,5 +115,7 @@ class Handover:
 
     def left(self, request_id: str) -> StageOutput:
         """What has to be stored beside the output. Raises EngineError that names the edge when there is nothing."""
-        packer = self._packer
-        return packer.pack(request_id) if packer and packer.edge in self._readers(request_id) else StageOutput()
+        readers, packer = self._readers(request_id), self._packer
+        made = packer.pack(request_id) if packer and packer.edge in readers else StageOutput()
+        sent = any(edge.connector is not None for edge in readers)
+        return StageOutput({**made.data, omni_connector.KEY: request_id}, made.tensors) if sent else made

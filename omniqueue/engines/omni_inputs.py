@@ -31,6 +31,7 @@ class Inputs:
     def __init__(self, omni: Any, source: Any, stage: Stage, handover: Handover, family: str | None) -> None:
         self._omni = omni
         self._source = source.get_stage(stage.stage_id)
+        self._pipeline: str = source.model_type
         self._stage = stage
         self._handover = handover
         self._family = family
@@ -59,7 +60,7 @@ class Inputs:
         talks = "messages" in request.job and self._stage.final_output
         if self._speech is None or talks or request.job.get("kind") != "audio":
             return None, defaults
-        return await self._speech.prepare(request.job, defaults)
+        return await self._speech.prepare(request.job, defaults, request.inputs)
 
     def _params(self, request: StageRequest, defaults: Any) -> tuple[Any, int | None]:
         params = omni_params.resolve(defaults, request.params, self._omni.sampling_constraints_list[0])
@@ -79,6 +80,8 @@ class Inputs:
         prompt = omni_prompt.from_job(request.job, request.inputs)
         if picture:
             prompt = omni_shape.shaped(prompt, self._family)
+        if request.job.get("kind") == "audio":
+            prompt = omni_shape.sounding(prompt, self._pipeline, request.job.get("seconds"))
         if picture and omni_shape.instructs(self._family) and not (first and self._diffusion):
             tokenizer = await self._omni.get_tokenizer() if first else None
             prompt, ends = omni_shape.instructed(prompt, self._family, tokenizer)

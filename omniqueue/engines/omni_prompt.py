@@ -33,8 +33,8 @@ def from_job(job: Mapping[str, Any], inputs: Mapping[str, Tensor] | None = None)
     if job.get("height") is not None and job.get("width") is not None:
         height, width = int(job["height"]), int(job["width"])
         prompt |= {"height": height, "width": width, "mm_processor_kwargs": {"target_h": height, "target_w": width}}
-    if inputs:
-        prompt["multi_modal_data"] = _pictures(inputs)
+    if inputs and (pictures := _pictures(inputs)):
+        prompt["multi_modal_data"] = pictures
     return prompt
 
 
@@ -48,7 +48,7 @@ def _pictures(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         return Image.frombytes(mode, (width, height), bytes(tensor.buffer))
 
     count = sum(name.startswith("image.") for name in inputs)
-    made: dict[str, Any] = {"image": [picture(inputs[f"image.{index}"]) for index in range(count)]}
+    made: dict[str, Any] = {"image": [picture(inputs[f"image.{index}"]) for index in range(count)]} if count else {}
     for ours, theirs in (("mask", "mask_image"), ("reference_image", "reference_image")):
         if ours in inputs:
             made[theirs] = picture(inputs[ours])

@@ -1,13 +1,18 @@
-"""A picture's prompt in the form that the model was trained on, made by vLLM-Omni's own builders where it has one.
+"""A prompt in the form that the model was trained on, made by vLLM-Omni's own builders where it has one.
 
 Some models want turns around the text, a mark where a picture goes, or system instructions. vLLM-Omni keeps builders
-for them beside its models, by the name of the diffusion pipeline that it finds for a checkpoint; most have none.
+for them beside its models: for pictures by the name of the diffusion pipeline that it finds for a checkpoint, for sound
+in a module named after the pipeline. Most have none.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
+
+from omniqueue import errors
 
 
 def family(model: str) -> str | None:
@@ -65,3 +70,23 @@ def instructed(prompt: Mapping[str, Any], name: str | None, tokenizer: Any = Non
     if made.prompt_token_ids is not None:
         more["prompt_token_ids"] = made.prompt_token_ids
     return {**prompt, **more}, list(made.stop_token_ids)
+
+
+def sounding(prompt: Mapping[str, Any], pipeline: str, seconds: float | None) -> dict[str, Any]:
+    """The prompt of a sound of a length as the pipeline's builder makes it; unchanged without one.
+
+    vLLM-Omni's registry of builders has none for sound; in 0.30 AuK has one. Raises EngineRejected when the request
+    has no length, without which such a model makes nothing.
+    """
+    module = f"vllm_omni.model_extras.{pipeline}"
+    found = import_module(module) if importlib.util.find_spec(module) else None
+    builder = getattr(found, f"{pipeline}_prompt", None)
+    if builder is None:
+        return dict(prompt)
+    if seconds is None:
+        raise errors.EngineRejected(
+            "audio_length: this model has to be told how long a sound to make; ask /v1/audio/generate with a number of "
+            "seconds.",
+            param="audio_length",
+        )
+    return {**prompt, **builder(prompt["prompt"], gen_seconds=seconds)}

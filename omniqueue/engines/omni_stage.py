@@ -14,12 +14,12 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from omniqueue import errors
+from omniqueue import errors, handover
 from omniqueue.engines import devices, omni_edges, omni_seed
 from omniqueue.engines.omni_edges import Edge
 from omniqueue.pipeline import Pipeline, Stage
@@ -89,17 +89,28 @@ def topology(source: Any) -> tuple[dict[str, Any], ...]:
     )
 
 
-def check_edges(source: Any, deploys: Mapping[int, Mapping[str, Any]]) -> tuple[Edge, ...]:
+def check_edges(
+    source: Any,
+    deploys: Mapping[int, Mapping[str, Any]],
+    connectors: Mapping[tuple[int, int], Mapping[str, Any]] | None = None,
+) -> tuple[Edge, ...]:
     """The pipeline's edges. Raises ConfigError when queues cannot carry one of them: a stage that waits for what goes
     from worker to worker inside one vLLM-Omni program would wait in vain or, worse, run without.
 
-    ``deploys`` are the stages' entries of the deploy file by stage id.
+    ``deploys`` are the stages' entries of the deploy file by stage id, ``connectors`` those of edges by connector.
     """
     found = omni_edges.edges(source, deploys)
     for edge in found:
         if not edge.served:
             raise errors.ConfigError(f"{source.model_type}: {edge}: {edge.reason}. {_instead(source, edge)}")
-    return found
+    return tuple(dataclasses.replace(edge, connector=_connector(edge, connectors or {})) for edge in found)
+
+
+def _connector(edge: Edge, connectors: Mapping[tuple[int, int], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    connector = connectors.get((edge.source, edge.target))
+    if connector is not None and not edge.connects:
+        raise errors.ConfigError(f"{edge} {handover.NOT_BY_CONNECTOR}; leave route: connector out.", param="edges")
+    return connector
 
 
 def check_pictures(pipeline: Pipeline, stage: Stage, edges: tuple[Edge, ...]) -> None:
@@ -126,15 +137,20 @@ def _instead(source: Any, edge: Edge) -> str:
     return "Queues do not carry that; serve this model with vLLM-Omni itself."
 
 
-def one_stage(source: Any, stage_id: int, cache: Mapping[str, Any] | None = None) -> Any:
+def one_stage(
+    source: Any, stage_id: int, cache: Mapping[str, Any] | None = None, connected: Sequence[Edge] = ()
+) -> Any:
     """The stage as a pipeline configuration of its own, under a new name. Raises ConfigError when there is none.
 
-    ``cache`` is its ``omni_kv_config``, None when it neither sends nor receives key-value caches.
+    ``cache`` is its ``omni_kv_config``, None when it neither sends nor receives key-value caches; ``connected`` are the
+    edges by connector, for which its worker packs and sends, or waits, as in the whole pipeline.
     """
     stage = source.get_stage(stage_id)
     if stage is None:
         ids = [one.stage_id for one in source.stages]
         raise errors.ConfigError(f"Pipeline {source.model_type} has no stage {stage_id}; it has {ids}.")
+    sends = any(edge.source == stage_id for edge in connected)
+    receives = any(edge.target == stage_id for edge in connected)
     alone = dataclasses.replace(
         stage,
         stage_id=0,
@@ -143,9 +159,9 @@ def one_stage(source: Any, stage_id: int, cache: Mapping[str, Any] | None = None
         final_output_type=stage.final_output_type or "text",
         custom_process_input_func=None,
         sync_process_input_func=None,
-        custom_process_next_stage_input_func=None,
+        custom_process_next_stage_input_func=stage.custom_process_next_stage_input_func if sends else None,
         async_chunk_process_next_stage_input_func=None,
-        requires_full_payload_input=False,
+        requires_full_payload_input=receives,
         prompt_expand_func=None,
         omni_kv_config=dict(cache) if cache else None,
     )

@@ -197,7 +197,9 @@ def _edges(pipeline: Any) -> list[_Flow]:
 
 
 def _hand_over(edge: omni_edges.Edge) -> _Flow:
-    more = {"unguided": bool(edge.companions)} if edge.served else {"refused": edge.reason, "instead": edge.instead}
+    more: dict[str, Any] = {"refused": edge.reason, "instead": edge.instead}
+    if edge.served:
+        more = {"connects": edge.connects, "unguided": bool(edge.companions)}
     return _Flow({"carries": edge.kind, **{name: value for name, value in more.items() if value}})
 
 

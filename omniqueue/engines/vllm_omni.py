@@ -12,11 +12,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from omniqueue import errors
+from omniqueue import errors, handover
 from omniqueue.engines import (
     children,
     environment,
     omni_cache,
+    omni_connector,
     omni_handover,
     omni_inputs,
     omni_output,
@@ -27,6 +28,7 @@ from omniqueue.engines import (
     omni_steps,
 )
 from omniqueue.engines.base import Loaded, Progress, Report, StageOutput, StageRequest
+from omniqueue.engines.omni_edges import Edge
 from omniqueue.pipeline import Pipeline, Stage
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,8 @@ class VllmOmniEngine:
 
         report("reading the model's configuration")
         self._source = omni_stage.source_pipeline(pipeline, model)
-        edges = omni_stage.check_edges(self._source, {one.stage_id: one.deploy for one in pipeline.stages})
+        deploys = {one.stage_id: one.deploy for one in pipeline.stages}
+        edges = omni_stage.check_edges(self._source, deploys, handover.connectors(pipeline.deploy, deploys))
         self._handover = omni_handover.Handover(edges, stage.stage_id, self._source.stages[-1].stage_id)
         omni_stage.check_pictures(pipeline, stage, edges)
         self._stage = stage
@@ -83,7 +86,7 @@ class VllmOmniEngine:
         self._cache = omni_cache.end_of(edges, self._source.get_stage(stage.stage_id), stage.deploy)
         omni_output.refuse_nan_pixels()
         report("building the engine")
-        self._build(pipeline, stage, model)
+        self._build(pipeline, stage, model, [edge for edge in edges if edge.connector is not None])
         self._handover.attach(self._omni)
         self._inputs = omni_inputs.Inputs(self._omni, self._source, stage, self._handover, omni_shape.family(model))
         if self._cache is not None:
@@ -98,8 +101,9 @@ class VllmOmniEngine:
         }
         return Loaded(topology=omni_stage.topology(self._source), facts=facts)
 
-    def _build(self, pipeline: Pipeline, stage: Stage, model: str) -> None:
-        view = omni_stage.one_stage(self._source, stage.stage_id, self._cache.config if self._cache else None)
+    def _build(self, pipeline: Pipeline, stage: Stage, model: str, connected: list[Edge]) -> None:
+        cache = self._cache.config if self._cache else None
+        view = omni_stage.one_stage(self._source, stage.stage_id, cache, connected)
         config = omni_stage.deploy_config(
             pipeline,
             stage,
@@ -109,7 +113,12 @@ class VllmOmniEngine:
         )
         timeout_s = int(pipeline.init_timeout_s)
         try:
-            with _own_streams(), self._children.record(), omni_stage.registered(view, config) as path:
+            with (
+                _own_streams(),
+                self._children.record(),
+                omni_connector.joined(connected, stage.stage_id),
+                omni_stage.registered(view, config) as path,
+            ):
                 self._omni = omni_stage.one_stage_omni()(
                     model=model, deploy_config=path, stage_init_timeout=timeout_s, init_timeout=timeout_s
                 )
@@ -130,10 +139,11 @@ class VllmOmniEngine:
         if self._omni is None or self._stage is None:
             raise errors.EngineDead("The engine is not running.")
         self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
+        task, asked_as = asyncio.current_task(), request.request_id
         if task is not None:
-            self._running[request.request_id] = task
+            self._running[asked_as] = task
         try:
+            request = self._handover.renamed(request)
             with self._handover.running(request):
                 prompt, params, limit = await self._inputs.made(request)
                 self._handover.check_alone(request.request_id, prompt, params)
@@ -143,7 +153,7 @@ class VllmOmniEngine:
                         output, caches = await self._answered(request, prompt, params)
                 return self._output(request.request_id, output, caches, params, limit)
         finally:
-            self._running.pop(request.request_id, None)
+            self._running.pop(asked_as, None)
 
     @contextlib.asynccontextmanager
     async def _seeded(self, params: Any) -> AsyncIterator[None]:
@@ -202,6 +212,9 @@ class VllmOmniEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        lost: errors.EngineError | None = self._handover.lost(exc)
+        if lost is not None:
+            return lost
         if isinstance(exc, ValueError | VLLMClientError):  # vLLM-Omni's OmniClientError is a ValueError
             return errors.EngineRejected(str(exc), param=getattr(exc, "parameter", None))
         try:

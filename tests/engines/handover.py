@@ -93,12 +93,14 @@ def native(name: str, checkpoint: Path, folder: Path) -> Native:
 
 
 @contextlib.contextmanager
-def stages(name: str, checkpoint: Path, folder: Path) -> Iterator[list[StageProcess]]:
-    """All stages of the pipeline, each an engine in a process of its own."""
-    config = str(checkpoints.config(name))
-    pipe = reference.pipeline(checkpoint, config)
-    variables = PIPELINES[name].variables(str(checkpoint))
-    processes = [StageProcess(stage.stage_id, checkpoint, folder, config, variables) for stage in pipe.stages]
+def stages(
+    name: str, checkpoint: Path, folder: Path, config: Path | None = None, **environment: str
+) -> Iterator[list[StageProcess]]:
+    """All stages of the pipeline, each an engine in a process of its own; with the checkpoint's config or another."""
+    path = str(config or checkpoints.config(name))
+    pipe = reference.pipeline(checkpoint, path)
+    variables = {**PIPELINES[name].variables(str(checkpoint)), **environment}
+    processes = [StageProcess(stage.stage_id, checkpoint, folder, path, variables) for stage in pipe.stages]
     try:
         for process in processes:
             process.started()

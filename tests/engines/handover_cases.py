@@ -122,6 +122,15 @@ def repeat(name: str, prompt: str, pitch_hz: float, *, seed: int = 42) -> Reques
     return Request(name, native, job, seed, {0: tokens})
 
 
+def sound(name: str, said: str, length_s: float, *, seed: int = 42, steps: int = 4) -> Request:
+    """A text for AuK, in a turn of its chat with the mark that no recording comes with it, and a length in seconds."""
+    turn = _chat(f"{said}|<no_prompt_audio>|", "You are a helpful assistant.")
+    native = {"prompt": turn, "additional_information": {"auk": {"gen_seconds": length_s}}}
+    asked = {"num_inference_steps": steps}
+    job = {"kind": "audio", "prompt": said, "seconds": length_s, "seed": seed, **asked}
+    return Request(name, native, job, seed, {1: asked})
+
+
 def _wav(samples: list[int], rate_hz: int) -> bytes:
     made = io.BytesIO()
     with wave.open(made, "wb") as file:
@@ -197,6 +206,24 @@ PIPELINES = {
                 text("hello", "<|tts|><|text|>say hello to the nice world<|audio|>"),
                 text("voice", "<|tts|><|text|>the voice of the world<|audio|>", seed=7),
                 text("again", "<|tts|><|text|>the voice of the world<|audio|>", seed=11),
+            ),
+            {0: ("tokens",), 1: ("audio",)},
+        ),
+        Pipeline(
+            "joyai_vl_interaction",
+            (
+                text("hello", _chat("say hello to the nice world")),
+                text("voice", _chat("the voice of the world"), seed=7),
+                text("long", _chat("a red ball on a blue sea " * 6), seed=11),
+            ),
+            {0: ("tokens",), 1: ("tokens",), 2: ("audio",)},
+        ),
+        Pipeline(
+            "auk",
+            (
+                sound("hello", "say hello to the nice world", 0.4),
+                sound("voice", "the voice of the world", 0.3, seed=7, steps=3),
+                sound("again", "the voice of the world", 0.3, seed=11),
             ),
             {0: ("tokens",), 1: ("audio",)},
         ),

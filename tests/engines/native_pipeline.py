@@ -133,8 +133,8 @@ def instruct(model: str, name: str | None, prompt: dict[str, Any], params: list[
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of nested mappings and lists, by path."""
-    if hasattr(value, "detach"):
+    """The tensors of nested mappings and lists, by path; a diffusion stage's sound is an array of numpy's."""
+    if hasattr(value, "__array__"):
         yield prefix, value
         return
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -163,6 +163,7 @@ def described(output: Any) -> dict[str, Any]:
 
 def main(name: str, model: str, deploy: str, out: str) -> None:
     import numpy
+    import torch
     from vllm_omni.entrypoints.omni import Omni
     from vllm_omni.model_extras import registry
 
@@ -188,7 +189,7 @@ def main(name: str, model: str, deploy: str, out: str) -> None:
         answers[request.name] = {stage_id: described(output) for stage_id, output in stages.items()}
         for stage_id, output in stages.items():
             for path, tensor in leaves(emitted(output)):
-                tensors[f"{request.name}:{stage_id}{path}"] = tensor.detach().float().cpu().numpy()
+                tensors[f"{request.name}:{stage_id}{path}"] = torch.as_tensor(tensor).detach().float().cpu().numpy()
             for index, image in enumerate(getattr(output, "images", None) or []):
                 tensors[f"{request.name}:{stage_id}/image/{index}"] = numpy.asarray(image)
     numpy.savez(folder / "tensors.npz", **tensors)

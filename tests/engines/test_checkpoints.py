@@ -37,8 +37,9 @@ print(json.dumps(found))
 """
 
 
-#: BAGEL's form with one stage is chosen by its name; by the files it is the one with two.
-CHOSEN = ["bagel_single_stage"]
+#: BAGEL's form with one stage is chosen by its name; by the files it is the one with two. JoyAI-VL-Interaction's first
+#: stage is a Qwen3-VL by its files, which has no pipeline.
+CHOSEN = ["bagel_single_stage", "joyai_vl_interaction"]
 FOUND = [name for name in checkpoints.names() if name not in CHOSEN]
 
 

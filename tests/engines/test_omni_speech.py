@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from omniqueue import errors
+from omniqueue.payloads import Tensor
 from tests.engines import checkpoints
+from tests.unit.test_sounds import spoken
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -69,9 +72,27 @@ def test_without_a_voice_it_is_the_models_first(speech: Any, voice: str | None) 
         ({"prompt": "", "voice": "serena"}, "prompt", "empty"),
         ({"messages": [{"role": "user", "content": "hello"}]}, "messages", "/v1/audio/speech"),
         ({"prompt": "say hello", "ref_audio": "http://127.0.0.1/voice.wav"}, "ref_audio", "data URL"),
+        ({"prompt": "say hello", "language": "Klingon"}, "language", "English, German"),
+        ({"prompt": "say hello", "instructions": "x" * 10_000}, "instructions", "too long"),
     ],
 )
 def test_what_the_model_does_not_take_is_refused(speech: Any, job: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(errors.EngineRejected, match=words) as refused:
         prepared(speech, **job)
     assert refused.value.param == param
+
+
+def test_how_to_say_it_is_beside_the_text(speech: Any) -> None:
+    prompt, _ = prepared(speech, prompt="say hello", language="german", instructions="whisper it")
+    said = prompt["additional_information"]
+    assert (said["language"], said["instruct"]) == (["German"], ["whisper it"])
+
+
+def test_a_sound_that_came_with_the_request_is_handed_on_as_it_is() -> None:
+    from omniqueue.engines import omni_speech
+
+    content = spoken("flac")
+    inputs = {"ref_audio": Tensor("uint8", (len(content),), memoryview(content))}
+    request = omni_speech._request({"prompt": "hello", "ref_audio": True, "ref_text": "what it says"}, inputs)
+    assert request.ref_audio == f"data:audio/flac;base64,{base64.b64encode(content).decode()}"
+    assert request.ref_text == "what it says"

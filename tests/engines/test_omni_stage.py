@@ -179,9 +179,21 @@ class TestAgainstTheRegistry:
         with pytest.raises(errors.ConfigError, match="no stage 7"):
             omni_stage.one_stage(self.source("glm_image"), 7)
 
-    def test_a_stage_alone_waits_for_nobody(self) -> None:
+    def test_a_stage_alone_waits_for_nobody_and_sends_nothing(self) -> None:
         [stage] = omni_stage.one_stage(self.source("qwen2_5_omni"), 1).stages
         assert not stage.requires_full_payload_input
+        assert stage.custom_process_next_stage_input_func is None
+
+    def test_of_edges_by_connector_one_end_sends_and_the_other_waits(self) -> None:
+        source = self.source("qwen2_5_omni")
+        connected = omni_stage.check_edges(source, {}, {(0, 1): {"name": "SharedMemoryConnector", "extra": {}}})[:1]
+        told = [omni_stage.one_stage(source, stage_id, None, connected).stages[0] for stage_id in range(3)]
+        assert [one.requires_full_payload_input for one in told] == [False, True, False]
+        assert [one.custom_process_next_stage_input_func is not None for one in told] == [True, False, False]
+
+    def test_an_edge_without_a_payload_is_not_taken_by_connector(self) -> None:
+        with pytest.raises(errors.ConfigError, match=r"stage 0 -> stage 1 has nothing .*leave route: connector out"):
+            omni_stage.check_edges(self.source("glm_image"), {}, {(0, 1): {"name": "SharedMemoryConnector"}})
 
     def test_an_unknown_pipeline_is_refused_with_the_nearest_name(self) -> None:
         self.source("glm_image")

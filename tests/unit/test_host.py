@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import os
 import threading
 import time
@@ -231,7 +232,7 @@ def test_every_item_has_an_id_a_seed_and_the_sources_of_its_own(
     seen: list[StageRequest] = []
     engine_of(last).script = seen.append
     assert tasks.attempt_stage(last, job_id, 1)
-    assert [request.request_id for request in seen] == [f"{job_id}-1-1-{i}" for i in range(3)]
+    assert [request.request_id for request in seen] == [f"{last.payloads.name(job_id, 1, 1)}-{i}" for i in range(3)]
     assert [request.params["seed"] for request in seen] == [5, 6, 7]
     assert [request.index for request in seen] == [0, 1, 2]
     assert all(request.sources.keys() == {0} for request in seen)
@@ -333,6 +334,43 @@ def test_a_cancel_is_confirmed_only_when_the_engine_has_let_go(
     thread.join()
     assert inside == [0]
     assert job(records, job_id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired", "failed"])
+def test_a_stage_that_ends_early_keeps_nothing_of_its_inputs_mapped(records: Store, host_of: HostOf, how: str) -> None:
+    """Nor until garbage is collected, which may be long: a segment that is mapped cannot be written again."""
+    pipe = support.with_stage(support.pipeline(2), 0, engine_args={"payload_bytes": 300_000})
+    pipe = support.with_stage(pipe, 1, engine_args={"delay_s": 60.0})
+    first, second = host_of(pipe, 0), host_of(pipe, 1)
+    job_id = records.submit(pipe, JOB, timeout_s=2.0 if how == "expired" else 60.0).job_id
+    assert tasks.attempt_stage(first, job_id, 0)
+
+    def script(request: StageRequest) -> None:
+        assert mapped(job_id)
+        if how == "failed":
+            raise errors.EngineError("no")
+
+    engine_of(second).script = script
+    gc.disable()
+    try:
+        thread, _ = in_background(second, job_id)
+        if how == "cancelled":
+            engine_of(second).wait_for(1)
+            records.cancel(job_id)
+            second.stop((job_id, 1, 1), errors.Stopped())
+        thread.join()
+        assert job(records, job_id).state.value == how
+        deadline = time.monotonic() + 5
+        while mapped(job_id) and time.monotonic() < deadline:  # the loop has a few more things to let go of
+            time.sleep(0.01)
+        assert not mapped(job_id)
+    finally:
+        gc.enable()
+
+
+def mapped(job_id: str) -> bool:
+    """Whether this process has a payload of the job mapped."""
+    return job_id in Path("/proc/self/maps").read_text()
 
 
 def test_a_stop_that_comes_before_the_engine_has_begun_is_heeded(

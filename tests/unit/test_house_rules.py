@@ -163,7 +163,13 @@ def test_payloads_alone_opens_shared_memory() -> None:
 
 
 #: up.py, demo.py and the bench ask our own router on this machine; remote.py opens what a client names.
-HTTP_CLIENTS = {"omniqueue/up.py", "omniqueue/demo.py", "omniqueue/remote.py", "bench/deployment.py"}
+HTTP_CLIENTS = {
+    "omniqueue/up.py",
+    "omniqueue/demo.py",
+    "omniqueue/remote.py",
+    "bench/deployment.py",
+    "bench/cancels.py",
+}
 
 
 def test_media_alone_opens_urls() -> None:

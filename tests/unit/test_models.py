@@ -34,6 +34,7 @@ def test_every_pipeline_is_there_and_every_input_has_an_edge_of_a_known_kind(kno
         for edge in model.known.edges:
             assert edge["carries"] in omni_edges.REASONS, model.name
             assert ("refused" in edge) == (edge["carries"] not in omni_edges.SERVED), model.name
+            assert not edge.get("connects") or edge["carries"] == omni_edges.PAYLOAD, model.name
 
 
 def test_what_is_not_served_has_a_reason_and_what_is_served_has_none(known: list[Model]) -> None:
@@ -96,6 +97,16 @@ def test_the_page_is_up_to_date(known: list[Model]) -> None:
     assert said == page, "write it anew: omniqueue models --markdown > docs/models.md"
 
 
+def test_the_route_of_an_edge_is_told_with_the_one_that_a_file_can_ask_for(known: list[Model]) -> None:
+    told = [
+        (edge["carries"], edge["route"], edge["optional_routes"]) for edge in one(known, "aura_omni").as_json()["edges"]
+    ]
+    assert told == [("output", "reference", [])] * 2 + [("payload", "reference", ["connector"])]
+    assert (
+        "`personaplex` (0 to 1)" in models_text.as_markdown("1", known).partition("All payloads can go that way, ")[2]
+    )
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +132,7 @@ def test_the_command_tells_one_in_full_and_offers_the_nearest_name(
     shipped: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["models", "qwen2_5_omni"]) == 0
-    assert "stage 1 -> stage 2  payload, by reference: " in capsys.readouterr().out
+    assert "stage 1 -> stage 2  payload, by reference or connector: " in capsys.readouterr().out
     assert cli.main(["models", "qwen2_omni"]) == 2
     assert "did you mean qwen2_5_omni?" in capsys.readouterr().err
 
@@ -133,7 +144,7 @@ def test_the_command_speaks_json(shipped: str, capsys: pytest.CaptureFixture[str
     [music] = told["pipelines"]
     assert (music["served"], music["alternatives"]) == (False, [])
     [edge] = music["edges"]
-    assert (edge["carries"], edge["route"]) == ("companions", None)
+    assert (edge["carries"], edge["route"], edge["optional_routes"]) == ("companions", None, [])
 
 
 def test_without_vllm_omni_the_shipped_table_is_told_and_that_is_said(

@@ -365,6 +365,13 @@ def test_the_sweep_takes_what_is_over_and_leaves_the_rest(shm: PayloadStore) -> 
     kept = [shm.put(shm.name(running, 0, 1), items()).name, other.put(other.name(over, 0, 1), items()).name]
     gone = [shm.put(shm.name(over, k, 1), items()).name for k in range(3)]
     gone.append(shm.put(shm.input_name(over), items()).name)
+    left = [f"{shm.name(over, 0, 1)}-0_0_0", f"omni_0_to_1_kv_cache_{shm.name(over, 0, 1)}-0"]
+    for segment in (*left, *(f"shm_{segment}_lockfile.lock" for segment in left)):  # by vLLM-Omni's connectors
+        (shm.directory / segment).write_bytes(b"left by a worker that was killed")
+        gone.append(segment)
+    sent = f"{shm.name(running, 0, 1)}-0_0_0"
+    (shm.directory / sent).write_bytes(b"for a stage that has not read it yet")
+    kept.append(sent)
     (shm.directory / "oq_cafe0123").write_bytes(b"not ours")
     (shm.directory / "sem.of_another").write_bytes(b"not ours")
     asked: list[set[str]] = []

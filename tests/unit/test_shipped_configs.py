@@ -15,6 +15,7 @@ FORMS = {
     "qwen3_tts": ("qwen3_tts", "qwen3_tts_one_gpu"),
     "cosyvoice3": ("cosyvoice3", "cosyvoice3_one_gpu"),
     "mimo_audio": ("mimo_audio", "mimo_audio_one_gpu"),
+    "joyai_vl_interaction": ("joyai_vl_interaction", "joyai_vl_interaction_one_gpu"),
     "covo_audio": ("covo_audio", "covo_audio_one_gpu"),
     "hunyuan_image_3_moe": ("hunyuan_image3", "hunyuan_image3_shared_gpus"),
     "glm_image": ("glm_image", "glm_image_one_gpu"),

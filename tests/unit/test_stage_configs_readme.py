@@ -29,10 +29,12 @@ def test_every_shipped_file_is_listed() -> None:
 
 
 def test_the_examples_load(tmp_path: Path) -> None:
-    smallest, overlay = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
+    smallest, routed, overlay = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(smallest), encoding="utf-8")
     assert len(configfile.load(file).stages) == 2
+    file.write_text(yaml.safe_dump(routed), encoding="utf-8")
+    assert configfile.load(file).name == "qwen2_5_omni"
     file.write_text(yaml.safe_dump({"base_config": "glm_image.yaml", **overlay}), encoding="utf-8")
     assert configfile.load(file).name == "glm_image"
 

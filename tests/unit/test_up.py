@@ -162,6 +162,15 @@ def test_a_worker_that_never_gets_ready_waits_longer_each_time_and_is_given_up_a
         made.check()
 
 
+def test_a_part_that_asks_something_hears_at_once_that_nobody_answers(tmp_path: Path) -> None:
+    """Some checkpoints bring code and ask on stdin whether it may run; on a terminal they would wait for ever."""
+    child = children.Child("stage0", [sys.executable, "-c", "input('run it?')"], tmp_path / "stage0.log", {})
+    child.start()
+    assert child.process is not None
+    assert child.process.wait(timeout=60) == 1
+    assert child.tail(1) == "EOFError: EOF when reading a line"
+
+
 def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     made = machine(tmp_path)
     made.records = Records()  # type: ignore[assignment]

@@ -6,6 +6,7 @@ answer. What changes nothing must be a value that is listed as changing nothing,
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_pictures import encoded
+from tests.unit.test_sounds import spoken
 from tests.web import live
 from tests.web.live import Live
 
@@ -52,6 +54,7 @@ VALUES: dict[str, list[Any]] = {
     "modalities": [["text"], ["audio"], ["image"]],
     "stream_options": [{"include_usage": True}],
     "voice": ["echo"],
+    "ref_audio": [f"data:audio/wav;base64,{base64.b64encode(spoken()).decode()}", "http://127.0.0.1/x.wav"],
     "seed": [2],
     "output_compression": [50],
     "model": ["nope"],

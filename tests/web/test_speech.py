@@ -15,12 +15,18 @@ from typing import Any
 import av
 import pytest
 
-from omniqueue import audio, media
+from omniqueue import audio, media, params
+from omniqueue.engines import fake
+from omniqueue.engines.base import Progress, StageOutput, StageRequest
+from omniqueue.payloads import Tensor
 from omniqueue.pipeline import Pipeline, Stage
+from tests.unit.test_sounds import spoken
 from tests.web import live, support
 from tests.web.live import Live
 
 SPEECH, GENERATE = "/v1/audio/speech", "/v1/audio/generate"
+VOICE = spoken()
+VOICE_URL = f"data:audio/wav;base64,{base64.b64encode(VOICE).decode()}"
 
 
 def diffusion(**changes: Any) -> Pipeline:
@@ -116,6 +122,24 @@ def test_the_voices_of_a_model_can_be_asked_for(served: Live) -> None:
     support.error_of(served.client.get("/v1/audio/voices?model=nope"), 404)
 
 
+def test_how_to_say_it_and_in_whose_voice_reaches_every_stage(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[StageRequest] = []
+    generate = fake.FakeEngine.generate
+
+    async def watched(self: fake.FakeEngine, request: StageRequest, progress: Progress) -> StageOutput:
+        sound = bytes(request.inputs["ref_audio"].buffer)
+        seen.append(dataclasses.replace(request, inputs={"ref_audio": Tensor("uint8", (len(sound),), sound)}))
+        return await generate(self, request, progress)
+
+    monkeypatch.setattr(fake.FakeEngine, "generate", watched)
+    manner = {"language": "Auto", "instructions": "whisper it", "ref_text": "what it says"}
+    job = served.job(say(served, **manner, ref_audio=VOICE_URL))
+    assert {name: job.request[name] for name in manner} == manner
+    assert job.request["ref_audio"] is True  # the sound itself is a payload, and not in the record
+    assert [request.inputs["ref_audio"].buffer for request in seen] == [VOICE] * 3
+    assert all(request.job["instructions"] == "whisper it" for request in seen)
+
+
 def test_the_text_is_kept_from_the_result(served: Live) -> None:
     record = served.job(say(served, input="a b c"))
     [entry] = record.result["data"]
@@ -152,10 +176,11 @@ def test_events_of_a_job_that_fails_end_with_an_error(valkey: str, tmp_path: Pat
         support.error_of(served.post(SPEECH, json={"input": "RAISE"}), 500)
 
 
-def test_a_client_that_leaves_cancels_its_job(valkey: str, tmp_path: Path) -> None:
+def test_events_begin_at_once_and_a_client_that_leaves_them_cancels_its_job(valkey: str, tmp_path: Path) -> None:
     with live.running(valkey, tmp_path, live.shipped("fake_speech", steps=100, delay_s=0.1)) as served:
         response = served.post(SPEECH, json={"input": "x", "stream_format": "sse"})
-        next(iter(response.response))
+        assert next(iter(response.response)) == b": accepted\n\n"
+        assert not served.job(response).state.terminal
         response.close()
         assert live.eventually(lambda: served.jobs()[0].state.terminal)
         assert served.jobs()[0].state.value == "cancelled"
@@ -173,6 +198,7 @@ def test_a_diffusion_model_is_told_length_start_and_steps(served: Live) -> None:
         "extra_args": {"kept": 1, "audio_start_in_s": 1.0, "audio_end_in_s": 3.0},
     }
     assert served.job(response).request["negative_prompt"] == "noise"
+    assert served.job(response).request["seconds"] == 2.0, "where the prompt of a model such as AuK is made with it"
 
 
 def test_a_file_that_is_gone_is_our_fault(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +235,19 @@ BAD = [
     (SPEECH, {"sample_rate": 47_999, "response_format": "aac", "stream_format": "sse"}, "sample_rate"),
     (GENERATE, {"model": "fake-sound", "sample_rate": 22_050, "response_format": "opus"}, "sample_rate"),
     (SPEECH, {"stream_format": "raw"}, "stream_format"),
-    (SPEECH, {"instructions": "whisper"}, "instructions"),
-    (SPEECH, {"language": "en"}, "language"),
+    (SPEECH, {"instructions": ""}, "instructions"),
+    (SPEECH, {"instructions": "x" * 32_769}, "instructions"),
+    (SPEECH, {"language": "x" * 65}, "language"),
+    (SPEECH, {"language": 3}, "language"),
     (SPEECH, {"ref_audio": "x"}, "ref_audio"),
+    (SPEECH, {"ref_audio": "file:///etc/passwd"}, "ref_audio"),
+    (SPEECH, {"ref_audio": "http://127.0.0.1/voice.wav"}, "ref_audio"),
+    (SPEECH, {"ref_audio": "data:audio/wav;base64,!"}, "ref_audio"),
+    (SPEECH, {"ref_audio": "data:audio/wav;base64,UklGRg=="}, "ref_audio"),
+    (SPEECH, {"ref_text": "what it says"}, "ref_text"),
+    (SPEECH, {"ref_text": "a\0", "ref_audio": VOICE_URL}, "ref_text"),
+    *((SPEECH, {"model": "fake-sound", name: "x"}, name) for name in params.SPEECH_FIELDS),
+    (GENERATE, {"ref_audio": VOICE_URL}, "ref_audio"),
     (GENERATE, {"audio_length": 1.0}, "audio_length"),
     (GENERATE, {"negative_prompt": "x"}, "negative_prompt"),
     (GENERATE, {"model": "fake-sound", "audio_length": 5.1}, "audio_length"),

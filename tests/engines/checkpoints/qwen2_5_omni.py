@@ -50,9 +50,9 @@ def write(folder: Path) -> None:
     from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni as configuration
     from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as modeling
 
-    text = common.tokenizer(_SPECIAL, _NAMES)
-    _save_processor(text, folder)
-    config = _config(configuration, text)
+    text = tokenizer()
+    save_processor(text, folder)
+    config = configured(configuration, text)
     torch.manual_seed(0)
     parts = {
         "thinker": modeling.Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config),
@@ -63,7 +63,7 @@ def write(folder: Path) -> None:
     common.prefer_known(parts["thinker"].lm_head.weight, len(text))
     common.spread(parts["talker"])
     _spread_vocoder(parts["token2wav"])
-    weights = {_published(part, name): value for part, one in parts.items() for name, value in one.state_dict().items()}
+    weights = {published(part, name): value for part, one in parts.items() for name, value in one.state_dict().items()}
     common.save(weights, folder)
     config.dtype = "float32"
     config.save_pretrained(folder)
@@ -72,7 +72,13 @@ def write(folder: Path) -> None:
     torch.save(speakers, folder / "spk_dict.pt")
 
 
-def _save_processor(text: Any, folder: Path) -> None:
+def tokenizer() -> Any:
+    """The tokenizer of this family, small."""
+    return common.tokenizer(_SPECIAL, _NAMES)
+
+
+def save_processor(text: Any, folder: Path) -> None:
+    """Write what turns a conversation's texts, sounds and pictures into the thinker's input."""
     from transformers import Qwen2_5OmniProcessor, WhisperFeatureExtractor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -86,7 +92,8 @@ def _save_processor(text: Any, folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _config(configuration: Any, text: Any) -> Any:
+def configured(configuration: Any, text: Any) -> Any:
+    """The whole model's configuration, from transformers' module of them."""
     ids = text.convert_tokens_to_ids
     marks = {
         "audio_token_index": ids("<|AUDIO|>"), "image_token_index": ids("<|IMAGE|>"),
@@ -124,8 +131,11 @@ def _spread_vocoder(module: Any) -> None:
                 weight.normal_(0, (0.0006 if "conv_post" in name else 1.0) / max(1, inputs) ** 0.5)
 
 
-def _published(part: str, name: str) -> str:
-    """transformers has the thinker's parts under ``model``; the published files and vLLM-Omni's loader do not."""
+def published(part: str, name: str) -> str:
+    """A tensor's published name.
+
+    transformers has the thinker's parts under ``model``; the published files and vLLM-Omni's loader do not.
+    """
     if part == "thinker":
         for inner in ("audio_tower", "visual"):
             name = name.replace(f"model.{inner}.", f"{inner}.")
