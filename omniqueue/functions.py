@@ -9,8 +9,6 @@ import functools
 import hashlib
 from importlib import resources
 
-import redis
-
 
 @functools.cache
 def _source() -> str:
@@ -29,6 +27,6 @@ def library() -> str:
     return f"#!lua name={name()}\nredis.register_function('{name()}', (function()\n{_source()}\nend)())\n"
 
 
-def missing(error: redis.ResponseError) -> bool:
+def missing(error: Exception) -> bool:
     """Whether Redis has no such function: it is new, or was restarted without what it had."""
     return "Function not found" in str(error)

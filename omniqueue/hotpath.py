@@ -22,7 +22,7 @@ import hiredis
 import redis
 import redis.asyncio.connection as opening
 
-from omniqueue import functions
+from omniqueue import functions, heartbeats
 from omniqueue.calls import Call, Taken
 from omniqueue.connection import reachable
 from omniqueue.store import Store
@@ -153,16 +153,16 @@ class HotPath:
 
     def __init__(self, records: Store, worker: str, timeout_s: float = 5.0) -> None:
         self._namespace, self.timeout_s = records.namespace, timeout_s
-        self._hand = records._key("hand", worker)
+        self._hand = heartbeats.hand(records.namespace, worker)
         self._links = [Link(records.client, timeout_s) for _ in range(3)]
         self._calls, self._taking, self._listening = self._links
 
     async def make(self, call: Call[T]) -> T:
         """Make one of the calls of calls.py."""
         with reachable():
-            return call.read(await self._call(self._calls, call))
+            return call.read(await self._ask(self._calls, call))
 
-    async def _call(self, link: Link, call: Call[Any], **options: Any) -> Any:
+    async def _ask(self, link: Link, call: Call[Any], **options: Any) -> Any:
         command = ("FCALL", functions.name(), 0, call.operation, self._namespace, *call.args)
         try:
             return await link.ask(*command, **options)
@@ -187,7 +187,7 @@ class HotPath:
 
         after = ("BLMOVE", queue, self._hand, "RIGHT", "LEFT", wait_s) if queue else ()
         with reachable():
-            await self._call(self._taking, call, patience_s=wait_s, hear=hear, after=after)
+            await self._ask(self._taking, call, patience_s=wait_s, hear=hear, after=after)
         return taken
 
     async def listen(self, lists: Sequence[str], wait_s: float, begin: Callable[[str], None]) -> None:

@@ -248,7 +248,7 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     async def _refuse(self, claim: Claim) -> bool:
         """Revoked before it was taken: its job is cancelled, and nothing runs."""
         await asyncio.to_thread(self.host.store.cancel, claim.job_id)
-        await self.host.give_up(claim, errors.Stopped("The task was revoked."), retry=False, counted=False)
+        await self.host.outcomes.give_up(claim, errors.Stopped("The task was revoked."), retry=False, counted=False)
         return False
 
     def _began(self, running: Running) -> None:
