@@ -111,21 +111,21 @@ class Store(Heartbeats, Meters):
         record = {
             "pipeline": pipe.name,
             "fingerprint": pipe.fingerprint,
-            "request": json.dumps(request, separators=(",", ":")),
+            "request": calls.json(request),
             "digest": request_digest or digest(request),
             "stages": str(len(pipe.stages)),
-            "queues": json.dumps([stage.queue for stage in pipe.stages]),
-            "names": json.dumps([stage.name for stage in pipe.stages]),
+            "queues": calls.json([stage.queue for stage in pipe.stages]),
+            "names": calls.json([stage.name for stage in pipe.stages]),
             "timeout": str(timeout_s or pipe.request_timeout_s),
             "priority": str(priority),
             "max_attempts": str(pipe.max_attempts),
             "ttl": str(pipe.result_ttl_s),
             "reply": reply_to,
-            "input": json.dumps(input_reference.to_json()) if input_reference else "",
+            "input": calls.json(input_reference.to_json()) if input_reference else "",
             **({"trace": trace} if trace else {}),
         }
         limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
-        answer = self._call("submit", job_id, json.dumps(record), *limits, *calls.flat(message))
+        answer = self._call("submit", job_id, calls.json(record), *limits, *calls.flat(message))
         if answer[0] == "full":
             raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
         if answer[0] == "differs":
