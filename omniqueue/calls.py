@@ -1,4 +1,4 @@
-"""The two calls that every attempt makes, to claim a stage and to record it: what is asked, and what answers mean.
+"""The calls that every attempt makes, to claim a stage and to record it: what is asked, and what answers mean.
 
 Pure functions, because they are made in two ways: through redis-py by whoever is in a thread (store.py), and on a
 worker's event loop (hotpath.py).
@@ -7,7 +7,7 @@ worker's event loop (hotpath.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,8 @@ from omniqueue import payloads, pipeline
 from omniqueue.claims import Claim, Message
 
 T = TypeVar("T")
+#: A message, the job that it is for, and the claim, or why there is none.
+Taken = tuple[str, str, Claim | str]
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,38 @@ def claim(
     The last attempt needs ``alone``: nothing else runs in the worker. The same ``call`` gets the same answer again.
     """
 
-    def read(answer: list[Any]) -> Claim | str:
-        if answer[0] != "run":
-            return str(answer[0])
-        _, attempt, request, remaining, priority, given, *references = answer
-        return Claim(
-            job_id=job_id,
-            stage_id=stage_id,
-            attempt=int(attempt),
-            request=msgspec.json.decode(request),
-            remaining_s=float(remaining),
-            priority=int(priority),
-            input_reference=_reference(given) if given else None,
-            references={k: _reference(text) for k, text in enumerate(references) if text},
-        )
-
     options = ("1" if alone else "0", call or new_id())
-    return Call("claim", (job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options), read)
+    told = (job_id, stage_id, worker, pipe.lease_s, pipe.fingerprint, *options)
+    return Call("claim", told, lambda answer: _claimed(job_id, stage_id, answer))
+
+
+def _claimed(job_id: str, stage_id: int, answer: list[Any]) -> Claim | str:
+    if answer[0] != "run":
+        return str(answer[0])
+    _, attempt, request, remaining, priority, given, *references = answer
+    return Claim(
+        job_id=job_id,
+        stage_id=stage_id,
+        attempt=int(attempt),
+        request=msgspec.json.decode(request),
+        remaining_s=float(remaining),
+        priority=int(priority),
+        input_reference=_reference(given) if given else None,
+        references={k: _reference(text) for k, text in enumerate(references) if text},
+    )
+
+
+def take(pipe: pipeline.Pipeline, stage_id: int, worker: str, most: int, lists: Sequence[str]) -> Call[list[Taken]]:
+    """Take at most ``most`` messages of a stage out of ``lists``, the most urgent first, and claim what they are for.
+
+    Answers with each message, its job's id and the claim, or why not; "" and "" for a message that is no stage's.
+    """
+
+    def read(answer: list[Any]) -> list[Taken]:
+        threes = zip(answer[::3], answer[1::3], answer[2::3], strict=True)
+        return [(text, job_id, _claimed(job_id, stage_id, claim) if job_id else "") for text, job_id, claim in threes]
+
+    return Call("take", (worker, stage_id, pipe.lease_s, pipe.fingerprint, most, *lists), read)
 
 
 def finish(

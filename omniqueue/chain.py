@@ -17,7 +17,7 @@ _ARGSREPR = re.compile(r"\(([0-9a-f]+), \d+\)")
 
 
 def message(pipe: Pipeline, records: store.Store, owed: store.Owed, priority: int) -> messages.Message | None:
-    """What the record's own script enqueues together with the change; None when the queues are not in its Redis."""
+    """What the record's own function enqueues together with the change; None when the queues are not in its Redis."""
     return messages.message(pipe, owed.job_id, owed.stage_id, priority) if records.holds_queues else None
 
 

@@ -16,6 +16,11 @@ from omniqueue.connection import reachable
 HEARTBEAT_TTL_S = 5.0
 
 
+def hand(namespace: str, worker: str) -> str:
+    """The list through which a message goes into a worker's hands."""
+    return ":".join((namespace, "hand", worker))
+
+
 class Heartbeats:
     """The part of the store that knows processes; it raises what the store raises."""
 
@@ -37,7 +42,7 @@ class Heartbeats:
         """Take a worker's announcement back."""
         with reachable():
             pipe = self.client.pipeline(transaction=False)
-            pipe.delete(self._key("worker", worker), self._key("control", worker))
+            pipe.delete(self._key("worker", worker), self._key("control", worker), hand(self.namespace, worker))
             pipe.zrem(self._key("workers"), worker)
             pipe.execute()
 

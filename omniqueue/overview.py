@@ -73,7 +73,7 @@ class Overview:
 
     @classmethod
     def parse(cls, pipe: Pipeline, answer: Sequence[Any]) -> Overview:
-        """Read what the script of that name returns."""
+        """Read what the operation of that name returns."""
         now, live, counts, meters, leases, queues, bounds = answer
         told = dict(zip(meters[::2], map(float, meters[1::2]), strict=True))
         held = Counter(entry.rpartition(":")[2] for entry in leases)
@@ -96,7 +96,7 @@ class Overview:
 
 
 def _counted(told: Mapping[str, float], bounds: Sequence[str]) -> dict[str, Any]:
-    """The counters of one stage, by the names of the script."""
+    """The counters of one stage, by the names in records.lua."""
     return {
         "wait": _histogram(_under(told, "wait:"), bounds),
         "run": _histogram(_under(told, "run:"), bounds),

@@ -121,7 +121,7 @@ class Pipeline:
                 return stage
         raise KeyError(f"{self.name} has no stage {stage_id}; it has {[s.stage_id for s in self.stages]}")
 
-    @property
+    @cached_property
     def final_stages(self) -> tuple[Stage, ...]:
         """Stages whose output the client gets."""
         return tuple(stage for stage in self.stages if stage.final_output)

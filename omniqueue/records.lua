@@ -1,12 +1,12 @@
--- Every change to a job record, each one atomic. ARGV[1] names the operation, ARGV[2] is the key prefix, the rest are
--- its arguments. Times are the server's own, so that workers' clocks do not matter. Called only from store.py.
+-- Every change to a job record, each one atomic: a Redis function, since a script would define all of this again for each
+-- call, which takes longer than most of them. Its first argument names the operation, the second is the key prefix, the
+-- rest are the operation's. Times are the server's own, so that workers' clocks do not matter. Loaded by functions.py.
 --
 -- A stage of a job is "queued" (work is owed, a message should be in its queue), "running" (claimed: an attempt number,
 -- which is the fencing token, and a lease) or "done" (its reference is recorded and never changes again).
 
-local P = ARGV[2]
-local t = redis.call('TIME')
-local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
+-- Of the call in progress, and Redis makes one at a time: the key prefix, the time in seconds, and as it is written.
+local P, now, NOW
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true}
 -- Reply lists and control lists of processes that are gone vanish by themselves. Those that live read them all the time,
@@ -14,24 +14,31 @@ local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = t
 local LIST_TTL_S = 5
 -- Text that is being written goes this long after its last piece; the whole of it is in the record's result.
 local SAID_TTL_S = 60
+-- A claim that came with its message has this for a name.
+local TAKEN = 'taken'
+-- What a message of a stage has in it, as Celery makes it: no other task, and none to be run later or not after a time.
+local OURS = {'"task": "omniqueue.run_stage"', '"eta": null', '"expires": null'}
 -- A reader that falls further behind takes the rest from the result.
 local MOST_SAID = 2000
 -- Upper bounds of the buckets that waits and runs are counted in, in seconds; what is longer goes into "inf".
-local BOUNDS = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, math.huge}
+local BOUNDS = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 1 / 0}
+
+local function stamp(value) return string.format('%.6f', value) end
 
 local function job_key(id) return P .. ':job:' .. id end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
+-- Several fields in the time of one: a call from here costs more than what it finds.
+local function fields(id, ...) return redis.call('HMGET', job_key(id), ...) end
 local function num(text) return tonumber(text or 0) or 0 end
-local function stamp(value) return string.format('%.6f', value) end
 local function member(id, stage) return id .. ':' .. stage end
-local function leases(id) return P .. ':leases:' .. get(id, 'pipeline') end
+local function leases(pipeline) return P .. ':leases:' .. pipeline end
 
-local function queue_of(id, stage) return cjson.decode(get(id, 'queues'))[stage + 1] end
+local function queue_of(queues, stage) return cjson.decode(queues)[stage + 1] end
 
 -- Who waits in a queue: since when, and in the order in which the broker gives them out (most urgent first, then oldest).
-local function wait_in(queue, id)
+local function wait_in(queue, id, priority)
   redis.call('ZADD', P .. ':wait:' .. queue, now, id)
-  redis.call('ZADD', P .. ':order:' .. queue, num(get(id, 'priority')) * 1e11 + now, id)
+  redis.call('ZADD', P .. ':order:' .. queue, num(priority) * 1e11 + now, id)
 end
 
 local function wait_no_more(queue, id)
@@ -41,10 +48,11 @@ end
 
 -- The message of this stage is (again) on its way.
 local function mark_queued(id, stage)
-  redis.call('HSET', job_key(id), stage .. ':state', 'queued', stage .. ':queued', stamp(now),
-    stage .. ':published', stamp(now), 'stage', stage)
-  wait_in(queue_of(id, stage), id)
-  redis.call('ZREM', leases(id), member(id, stage))
+  local pipeline, queues, priority = unpack(fields(id, 'pipeline', 'queues', 'priority'))
+  redis.call('HSET', job_key(id), stage .. ':state', 'queued', stage .. ':queued', NOW, stage .. ':published', NOW,
+    'stage', stage)
+  wait_in(queue_of(queues, stage), id, priority)
+  redis.call('ZREM', leases(pipeline), member(id, stage))
 end
 
 local function count(pipeline, what) redis.call('HINCRBY', P .. ':count:' .. pipeline, what, 1) end
@@ -68,24 +76,27 @@ end
 
 -- An attempt has ended: how, how long it had waited and, if it is done, how long it ran and what it used. Once for each
 -- attempt, whoever ends it.
-local function measure(id, stage, outcome, ...)
+local function measured(pipeline, stage, queued, started, outcome, ...)
   local key = stage .. ':'
-  local times = redis.call('HMGET', job_key(id), key .. 'queued', key .. 'started', 'pipeline')
-  local wait = math.max(0, num(times[2]) - num(times[1]))
+  local wait = math.max(0, num(started) - num(queued))
   local told = {key .. 'end:' .. outcome, 1, key .. 'wait:' .. bucket(wait), 1, key .. 'wait:sum', wait}
   if outcome == 'done' then
-    local run = math.max(0, now - num(times[2]))
+    local run = math.max(0, now - num(started))
     local more = {key .. 'run:' .. bucket(run), 1, key .. 'run:sum', run}
     local used = {...}
     for i = 1, #used, 2 do more[#more + 1] = key .. 'use:' .. used[i]; more[#more + 1] = used[i + 1] end
     for _, value in ipairs(more) do told[#told + 1] = value end
   end
-  add(P .. ':meter:' .. times[3], told)
+  add(P .. ':meter:' .. pipeline, told)
+end
+
+local function measure(id, stage, outcome)
+  local pipeline, queued, started = unpack(fields(id, 'pipeline', stage .. ':queued', stage .. ':started'))
+  measured(pipeline, stage, queued, started, outcome)
 end
 
 -- Tell the router that waits for the job to look at it.
-local function wake(id)
-  local reply = get(id, 'reply')
+local function wake(id, reply)
   if reply and reply ~= '' then
     redis.call('RPUSH', P .. ':reply:' .. reply, id)
     redis.call('EXPIRE', P .. ':reply:' .. reply, LIST_TTL_S)
@@ -95,24 +106,28 @@ end
 -- The one way into a terminal state.
 local function finalize(id, state, error, result)
   local key = job_key(id)
-  local pipeline = get(id, 'pipeline')
-  local stage = num(get(id, 'stage'))
-  redis.call('HSET', key, 'state', state, 'finished', stamp(now))
-  if get(id, stage .. ':state') ~= 'done' then redis.call('HSET', key, stage .. ':state', state, stage .. ':ended', stamp(now)) end
-  if error then redis.call('HSET', key, 'error', error) end
-  if result then redis.call('HSET', key, 'result', result) end
-  for k = 0, num(get(id, 'stages')) - 1 do
-    local ref = get(id, k .. ':ref')  -- payloads go with the end of their job, those in the record as well
-    if ref and string.find(ref, '"store":"record"', 1, true) then redis.call('HDEL', key, k .. ':ref') end
+  local pipeline, stage, stages, ttl, reply, queues = unpack(fields(id, 'pipeline', 'stage', 'stages', 'ttl', 'reply',
+    'queues'))
+  stage, ttl = num(stage), num(ttl)
+  local told = {'state', state, 'finished', NOW}
+  local function tell(field, value) told[#told + 1] = field; told[#told + 1] = value end
+  if get(id, stage .. ':state') ~= 'done' then tell(stage .. ':state', state); tell(stage .. ':ended', NOW) end
+  if error then tell('error', error) end
+  if result then tell('result', result) end
+  redis.call('HSET', key, unpack(told))
+  local names, carried = {}, {}
+  for k = 0, num(stages) - 1 do names[#names + 1] = k .. ':ref' end
+  for k, ref in ipairs(fields(id, unpack(names))) do  -- payloads go with the end of their job, those in the record as well
+    if ref and string.find(ref, '"store":"record"', 1, true) then carried[#carried + 1] = names[k] end
   end
+  if #carried > 0 then redis.call('HDEL', key, unpack(carried)) end
   redis.call('ZREM', P .. ':live:' .. pipeline, id)
-  wait_no_more(queue_of(id, stage), id)
-  redis.call('ZREM', leases(id), member(id, stage))
-  local ttl = num(get(id, 'ttl'))
+  wait_no_more(queue_of(queues, stage), id)
+  redis.call('ZREM', leases(pipeline), member(id, stage))
   redis.call('ZADD', P .. ':ended', now + ttl, id)
   redis.call('EXPIRE', key, math.ceil(ttl) + 86400)  -- a backstop, should no reaper ever run again
   count(pipeline, state)
-  wake(id)
+  wake(id, reply)
   return state
 end
 
@@ -170,7 +185,7 @@ function ops.submit(id, record, max_queue, idem, idem_ttl, list, message)
   local flat = {}
   for name, value in pairs(fields) do flat[#flat + 1] = name; flat[#flat + 1] = value end
   redis.call('HSET', job_key(id), unpack(flat))
-  redis.call('HSET', job_key(id), 'state', 'queued', 'created', stamp(now),
+  redis.call('HSET', job_key(id), 'state', 'queued', 'created', NOW,
     'deadline', stamp(now + tonumber(fields.timeout)))
   redis.call('ZADD', P .. ':live:' .. fields.pipeline, now + tonumber(fields.timeout), id)
   redis.call('ZADD', P .. ':jobs:' .. fields.pipeline, now, id)
@@ -184,84 +199,108 @@ function ops.submit(id, record, max_queue, idem, idem_ttl, list, message)
   return {'ok', id}
 end
 
--- What a worker needs to run a stage that it has claimed.
-local function granted(id, stage)
-  local refs = {}
-  for k = 0, stage - 1 do refs[k + 1] = get(id, k .. ':ref') or '' end
-  return {'run', num(get(id, stage .. ':attempt')), get(id, 'request'), stamp(num(get(id, 'deadline')) - now),
-    get(id, 'priority'), get(id, 'input') or '', unpack(refs)}
-end
-
 -- id, stage, worker, lease seconds, fingerprint of the pipeline that the worker knows, '1' when nothing else runs there,
--- a name for this call
+-- a name for this call. Returns why it cannot be claimed, or 'run' and what a worker needs to run it.
 function ops.claim(id, stage, worker, lease_s, fingerprint, alone, call)
-  local key = job_key(id)
-  local state = get(id, 'state')
+  local at = stage .. ':'
+  stage = num(stage)
+  local refs = {}
+  for k = 0, stage - 1 do refs[k + 1] = k .. ':ref' end
+  local found = fields(id, 'state', 'fingerprint', at .. 'state', at .. 'lease', at .. 'claim', at .. 'failures',
+    'max_attempts', 'deadline', at .. 'attempt', 'pipeline', 'queues', 'request', 'priority', 'input', unpack(refs))
+  local state, known, stage_state, lease, claim, failures, most, deadline, attempt, pipeline, queues = unpack(found, 1, 11)
+  local function granted(number)
+    for k = 1, stage do refs[k] = found[14 + k] or '' end
+    return {'run', number, found[12], stamp(num(deadline) - now), found[13], found[14] or '', unpack(refs)}
+  end
   if not state then return {'gone'} end
   if TERMINAL[state] then return {'over'} end
-  if get(id, 'fingerprint') ~= fingerprint then return {'mismatch'} end
-  stage = num(stage)
-  local stage_state = get(id, stage .. ':state')
+  if known ~= fingerprint then return {'mismatch'} end
   if stage_state == 'done' then return {'done'} end
-  if stage_state == 'running' and num(get(id, stage .. ':lease')) > now then
+  if stage_state == 'running' and num(lease) > now then
     -- Said again, since the first answer was lost with the connection: 'busy' would cost the job a lease.
-    return get(id, stage .. ':claim') == call and granted(id, stage) or {'busy'}
+    return claim == call and call ~= TAKEN and granted(num(attempt)) or {'busy'}
   end
   if stage_state ~= 'queued' and stage_state ~= 'running' then return {'early'} end
   if stage_state == 'running' then  -- its lease has lapsed and the reaper has not been by yet
     local outcome = attempt_failed(id, stage, failure(id, stage, 'worker_lost',
-      'The worker ' .. (get(id, stage .. ':worker') or '?') .. ' stopped answering.'), true, true)
+      'The worker ' .. (get(id, at .. 'worker') or '?') .. ' stopped answering.'), true, true)
     if outcome ~= 'queued' then return {'over'} end
+    failures = get(id, at .. 'failures')
   end
   if state == 'cancelling' then finalize(id, 'cancelled'); return {'over'} end
-  if now > num(get(id, 'deadline')) then
+  if now > num(deadline) then
     finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the job waited.'))
     return {'over'}
   end
   -- A worker's death counts against all that ran in it. So the last attempt is made alone: then it is known whose fault
   -- it is, and the neighbours of a request that kills its worker do not fail with it.
-  local failures = num(get(id, stage .. ':failures'))
-  if alone ~= '1' and failures > 0 and failures + 1 >= num(get(id, 'max_attempts')) then
-    redis.call('HSET', key, stage .. ':published', stamp(now))  -- its message is in good hands
+  failures = num(failures)
+  if alone ~= '1' and failures > 0 and failures + 1 >= num(most) then
+    redis.call('HSET', job_key(id), at .. 'published', NOW)  -- its message is in good hands
     return {'alone'}
   end
-  local attempt = redis.call('HINCRBY', key, stage .. ':attempt', 1)
-  local lease = now + tonumber(lease_s)
-  redis.call('HSET', key, 'state', 'running', 'stage', stage, stage .. ':state', 'running',
-    stage .. ':worker', worker, stage .. ':lease', stamp(lease), stage .. ':started', stamp(now),
-    stage .. ':progress', '0/0', stage .. ':claim', call)
-  redis.call('ZADD', leases(id), lease, member(id, stage))
-  wait_no_more(queue_of(id, stage), id)
-  return granted(id, stage)
+  local number, ends = num(attempt) + 1, now + tonumber(lease_s)
+  redis.call('HSET', job_key(id), 'state', 'running', 'stage', stage, at .. 'state', 'running', at .. 'attempt', number,
+    at .. 'worker', worker, at .. 'lease', stamp(ends), at .. 'started', NOW, at .. 'progress', '0/0', at .. 'claim', call)
+  redis.call('ZADD', leases(pipeline), ends, member(id, stage))
+  wait_no_more(queue_of(queues, stage), id)
+  return granted(number)
+end
+
+-- The job of a message, if it is one of this stage's as Celery makes it (messages.py), to be run at once.
+local function job_of(text, stage)
+  for _, part in ipairs(OURS) do if not string.find(text, part, 1, true) then return end end
+  return string.match(text, '"id": "(%x+)%-' .. stage .. '"')
+end
+
+-- Messages, and claims on their stages: in one step, since every answer that a worker waits for costs it a wake-up.
+-- worker, stage, lease seconds, fingerprint, how many messages, then the lists that hold them, most urgent first; before
+-- those come messages that were moved into the worker's hand. Returns in threes: message, job and the claim's answer;
+-- a message that is not the stage's has no job.
+function ops.take(worker, stage, lease_s, fingerprint, most, ...)
+  local got, left = {}, tonumber(most)
+  for _, list in ipairs({P .. ':hand:' .. worker, ...}) do
+    for _, text in ipairs(left > 0 and redis.call('RPOP', list, left) or {}) do
+      local id = job_of(text, stage)
+      local answer = id and ops.claim(id, stage, worker, lease_s, fingerprint, '0', TAKEN)
+      left = left - 1
+      got[#got + 1], got[#got + 2], got[#got + 3] = text, id or '', answer or {}
+    end
+  end
+  return got
 end
 
 -- id, stage, attempt, reference JSON or '', resolved parameters JSON or '', result JSON or '' (ends the job); then a list
 -- and the next stage's message; then what the attempt used: names and amounts
 function ops.finish(id, stage, attempt, ref, params, result, list, message, ...)
+  local at = stage .. ':'
   stage = num(stage)
+  local stage_state, number, state, deadline, queued, started, pipeline, queues, priority = unpack(fields(id, at .. 'state',
+    at .. 'attempt', 'state', 'deadline', at .. 'queued', at .. 'started', 'pipeline', 'queues', 'priority'))
+  local same = num(number) == num(attempt)
   -- Said again, since the first answer was lost with the connection: 'stale' would make the worker drop its output.
-  if get(id, stage .. ':state') == 'done' and num(get(id, stage .. ':attempt')) == num(attempt) then
-    return {result ~= '' and get(id, 'state') or 'next'}
-  end
-  if not is_current(id, stage, attempt) then return {'stale'} end
-  local ends = get(id, 'state') == 'cancelling' and 'cancelled' or now > num(get(id, 'deadline')) and 'expired' or 'done'
-  measure(id, stage, ends, ...)
+  if stage_state == 'done' and same then return {result ~= '' and state or 'next'} end
+  if stage_state ~= 'running' or not same or TERMINAL[state] then return {'stale'} end
+  local ends = state == 'cancelling' and 'cancelled' or now > num(deadline) and 'expired' or 'done'
+  measured(pipeline, stage, queued, started, ends, ...)
   if ends == 'cancelled' then return {finalize(id, 'cancelled')} end
   if ends == 'expired' then
     return {finalize(id, 'expired', failure(id, stage, 'deadline_exceeded', 'The deadline passed while the stage ran.'))}
   end
-  local key = job_key(id)
-  redis.call('HSET', key, stage .. ':state', 'done', stage .. ':ended', stamp(now), stage .. ':ref', ref,
-    stage .. ':params', params)
-  redis.call('ZREM', leases(id), member(id, stage))
-  if result ~= '' then return {finalize(id, 'succeeded', nil, result)} end
-  mark_queued(id, stage + 1)
+  local told = {at .. 'state', 'done', at .. 'ended', NOW, at .. 'ref', ref, at .. 'params', params}
+  if result ~= '' then
+    redis.call('HSET', job_key(id), unpack(told))
+    return {finalize(id, 'succeeded', nil, result)}
+  end
+  local following = (stage + 1) .. ':'
+  redis.call('HSET', job_key(id), following .. 'state', 'queued', following .. 'queued', NOW, following .. 'published', NOW,
+    'stage', stage + 1, unpack(told))
+  redis.call('ZREM', leases(pipeline), member(id, stage))
+  wait_in(queue_of(queues, stage + 1), id, priority)
   enqueue(list, message)
   return {'next'}
 end
-
--- What every job asks for ends here: the rest is not even defined for it, since a script is run from its top each time.
-if ops[ARGV[1]] then return ops[ARGV[1]](unpack(ARGV, 3)) end
 
 local function control(id, stage, what)
   local worker = get(id, stage .. ':worker')
@@ -281,13 +320,13 @@ function ops.renew(lease_s, ...)
     local id, stage, attempt, progress = held[i], num(held[i + 1]), held[i + 2], held[i + 3]
     if is_current(id, stage, attempt) and get(id, 'state') == 'running' then
       redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease), stage .. ':progress', progress)
-      redis.call('ZADD', leases(id), lease, member(id, stage))
+      redis.call('ZADD', leases(get(id, 'pipeline')), lease, member(id, stage))
     else
       stop[#stop + 1] = id .. ':' .. stage .. ':' .. attempt
       -- A worker that is told to stop must still confirm a cancel, so its lease is kept until then.
       if is_current(id, stage, attempt) then
         redis.call('HSET', job_key(id), stage .. ':lease', stamp(lease))
-        redis.call('ZADD', leases(id), lease, member(id, stage))
+        redis.call('ZADD', leases(get(id, 'pipeline')), lease, member(id, stage))
       end
     end
   end
@@ -301,7 +340,7 @@ function ops.say(id, stage, attempt, ...)
   local key = P .. ':said:' .. id
   for _, piece in ipairs({...}) do redis.call('XADD', key, 'MAXLEN', '~', MOST_SAID, '*', 'piece', piece) end
   redis.call('EXPIRE', key, SAID_TTL_S)
-  wake(id)
+  wake(id, get(id, 'reply'))
   return {'ok'}
 end
 
@@ -310,6 +349,25 @@ function ops.fail(id, stage, attempt, code, reason, retry, counted, param)
   stage = num(stage)
   if not is_current(id, stage, attempt) then return {'stale'} end
   return {attempt_failed(id, stage, failure(id, stage, code, reason, param), retry == '1', counted == '1')}
+end
+
+-- Claims that came with their messages and that the worker never heard of, since the connection was lost with the answer:
+-- they are owed again. worker, pipeline, then id:stage of what it holds. Returns id:stage of every stage that is owed again.
+function ops.unheard(worker, pipeline, ...)
+  local held, owed = {}, {}
+  for _, entry in ipairs({...}) do held[entry] = true end
+  for _, entry in ipairs(redis.call('ZRANGE', leases(pipeline), 0, -1)) do
+    local id, stage = entry:match('^(.*):(%d+)$')
+    local at = stage .. ':'
+    local stage_state, whose, claim = unpack(fields(id, at .. 'state', at .. 'worker', at .. 'claim'))
+    if not held[entry] and stage_state == 'running' and whose == worker and claim == TAKEN then
+      local reason = 'The connection was lost with the claim.'
+      if attempt_failed(id, num(stage), failure(id, num(stage), 'handed_back', reason), true, false) == 'queued' then
+        owed[#owed + 1] = entry
+      end
+    end
+  end
+  return owed
 end
 
 function ops.cancel(id)
@@ -393,7 +451,7 @@ function ops.lost(queue, grace_s, limit, ...)
     if not state or TERMINAL[state] or get(id, stage .. ':state') ~= 'queued' then
       wait_no_more(queue, id)
     elseif num(get(id, stage .. ':published')) < before then
-      redis.call('HSET', job_key(id), stage .. ':published', stamp(now))
+      redis.call('HSET', job_key(id), stage .. ':published', NOW)
       lost[#lost + 1] = member(id, stage)
     end
   end
@@ -412,7 +470,7 @@ function ops.overview(pipeline, ...)
   end
   local bounds = {}
   for i, bound in ipairs(BOUNDS) do bounds[i] = tostring(bound) end
-  return {stamp(now), redis.call('ZCARD', P .. ':live:' .. pipeline), redis.call('HGETALL', P .. ':count:' .. pipeline),
+  return {NOW, redis.call('ZCARD', P .. ':live:' .. pipeline), redis.call('HGETALL', P .. ':count:' .. pipeline),
     redis.call('HGETALL', P .. ':meter:' .. pipeline), redis.call('ZRANGE', P .. ':leases:' .. pipeline, 0, -1), queues,
     bounds}
 end
@@ -423,4 +481,9 @@ function ops.traffic(...)
   return redis.call('HGETALL', P .. ':traffic')
 end
 
-return ops[ARGV[1]](unpack(ARGV, 3))
+return function(_, args)
+  local t = redis.call('TIME')
+  P, now = args[2], tonumber(t[1]) + tonumber(t[2]) / 1e6
+  NOW = stamp(now)
+  return ops[args[1]](unpack(args, 3))
+end

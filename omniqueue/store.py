@@ -6,12 +6,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import redis
 
-from omniqueue import calls, errors, payloads, pipeline, settings
+from omniqueue import calls, errors, functions, payloads, pipeline, settings
 from omniqueue.calls import new_id as new_id
 from omniqueue.claims import Claim as Claim
 from omniqueue.claims import Message as Message
@@ -53,8 +52,6 @@ class Store(Heartbeats, Meters):
     def __init__(self, client: redis.Redis, namespace: str = "oq", *, holds_queues: bool = False) -> None:
         """``holds_queues``: Celery's queues are in this Redis too, so a record and its message can change as one."""
         self.client, self.namespace, self.holds_queues = client, namespace, holds_queues
-        script = resources.files("omniqueue").joinpath("records.lua").read_text()
-        self.script = client.register_script(script)
 
     @classmethod
     def from_settings(cls, config: settings.Settings, timeout_s: float | None = None) -> Store:
@@ -71,7 +68,13 @@ class Store(Heartbeats, Meters):
 
     def _call(self, operation: str, *args: Any) -> list[Any]:
         with reachable():
-            return cast("list[Any]", self.script(keys=[], args=[operation, self.namespace, *args]))
+            try:
+                return cast("list[Any]", self.client.fcall(functions.name(), 0, operation, self.namespace, *args))
+            except redis.ResponseError as error:
+                if not functions.missing(error):
+                    raise
+            self.client.function_load(functions.library(), replace=True)
+            return cast("list[Any]", self.client.fcall(functions.name(), 0, operation, self.namespace, *args))
 
     def ping(self) -> None:
         """Raise BrokerUnavailable unless Redis answers."""
@@ -108,21 +111,21 @@ class Store(Heartbeats, Meters):
         record = {
             "pipeline": pipe.name,
             "fingerprint": pipe.fingerprint,
-            "request": json.dumps(request, separators=(",", ":")),
+            "request": calls.json(request),
             "digest": request_digest or digest(request),
             "stages": str(len(pipe.stages)),
-            "queues": json.dumps([stage.queue for stage in pipe.stages]),
-            "names": json.dumps([stage.name for stage in pipe.stages]),
+            "queues": calls.json([stage.queue for stage in pipe.stages]),
+            "names": calls.json([stage.name for stage in pipe.stages]),
             "timeout": str(timeout_s or pipe.request_timeout_s),
             "priority": str(priority),
             "max_attempts": str(pipe.max_attempts),
             "ttl": str(pipe.result_ttl_s),
             "reply": reply_to,
-            "input": json.dumps(input_reference.to_json()) if input_reference else "",
+            "input": calls.json(input_reference.to_json()) if input_reference else "",
             **({"trace": trace} if trace else {}),
         }
         limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
-        answer = self._call("submit", job_id, json.dumps(record), *limits, *calls.flat(message))
+        answer = self._call("submit", job_id, calls.json(record), *limits, *calls.flat(message))
         if answer[0] == "full":
             raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
         if answer[0] == "differs":
@@ -143,6 +146,11 @@ class Store(Heartbeats, Meters):
                 job_id, stage, attempt = text.rsplit(":", 2)
                 stop.add((job_id, int(stage), int(attempt)))
         return stop
+
+    def unheard(self, pipeline_name: str, worker: str, held: Iterable[Claim]) -> list[Owed]:
+        """After a lost connection: what ``worker`` got with its messages and does not hold. It is owed again."""
+        members = [f"{claim.job_id}:{claim.stage_id}" for claim in held]
+        return [Owed.parse(text) for text in self._call("unheard", worker, pipeline_name, *members)]
 
     def enqueue(self, message: Message) -> None:
         """Put a message into its queue."""
@@ -226,6 +234,17 @@ class Store(Heartbeats, Meters):
         with reachable():
             fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
         return Job.from_hash(job_id, fields) if fields.get("state") else None
+
+    def ended(self, job_ids: Iterable[str]) -> dict[str, Job]:
+        """The records of those of ``job_ids`` that are terminal."""
+        ids = list(job_ids)
+        with reachable():
+            pipe = self.client.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hgetall(self._key("job", job_id))
+            hashes = cast("list[dict[str, str]]", pipe.execute())
+        found = [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
+        return {one.id: one for one in found if one.state.terminal}
 
     def jobs(self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False) -> list[Job]:
         """The newest jobs first, or the oldest; ``bound`` is a creation time to begin at, inclusive to the microsecond.

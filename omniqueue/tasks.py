@@ -34,9 +34,12 @@ def run_stage(job_id: str, stage_id: int) -> None:
         run_stage.request.chain = None
 
 
-async def attempt(host: StageHost, job_id: str, stage_id: int) -> bool:
-    """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage)."""
-    async with host.claimed(job_id, stage_id) as claim:
+async def attempt(host: StageHost, job_id: str, stage_id: int, given: Claim | str = "") -> bool:
+    """Claim, run, record. True when the stage is done, so that the chain goes on (or ends, after the last stage).
+
+    ``given`` is the claim, or why there is none, where it came with the message.
+    """
+    async with host.claimed(job_id, stage_id, given) as claim:
         if isinstance(claim, str):
             log.info("action=not_claimed job=%s stage=%s why=%s", job_id, stage_id, claim)
             return claim == "done"  # finished before: only pass it on
@@ -45,7 +48,7 @@ async def attempt(host: StageHost, job_id: str, stage_id: int) -> bool:
         with logs.about(**facts), tracing.attempt(origin, host.stage, claim) as tell:
             try:
                 output = await host.run(claim)
-                outcome = await host.record(claim, output)
+                outcome = await host.outcomes.record(claim, output)
                 tell(outcome)
             except Exception as exc:  # noqa: BLE001 - whatever an engine raises ends in the job record
                 known = exc if isinstance(exc, errors.OmniqueueError) else _unexpected(exc)
@@ -66,7 +69,7 @@ async def _failed(host: StageHost, claim: Claim, known: errors.OmniqueueError) -
     """Record a failed attempt; work that the failure did not cause is owed again."""
     retry = isinstance(known, (errors.EngineDead, errors.HandedBack)) or type(known) is errors.PayloadError
     counted = not isinstance(known, errors.HandedBack)
-    return await host.give_up(claim, known, retry=retry, counted=counted)
+    return await host.outcomes.give_up(claim, known, retry=retry, counted=counted)
 
 
 def _unexpected(exc: Exception) -> errors.EngineError:

@@ -44,6 +44,10 @@ class Waiting:
     woken: threading.Event = field(default_factory=threading.Event)
     #: True once the record must exist, so that its absence means something.
     submitted: bool = False
+    #: Wants to hear whatever is said of the job while it runs, and reads the record itself.
+    follows: bool = False
+    #: The terminal record, if it was read for this one.
+    record: job.Job | None = None
 
 
 class ReplyWaiter:
@@ -105,7 +109,7 @@ class ReplyWaiter:
                     raise ClientLeft(f"The client of job {waiting.job_id} closed its connection.")
                 continue
             waiting.woken.clear()
-            record = self._ended(waiting.job_id)
+            record = waiting.record or self._ended(waiting.job_id)
             if record is not None:
                 return record
             if self._released:
@@ -117,7 +121,7 @@ class ReplyWaiter:
 
         Raises JobFailed when the record has vanished, ShuttingDown.
         """
-        waiting.submitted = True
+        waiting.submitted = waiting.follows = True
         if not waiting.woken.wait(timeout_s):
             return None
         waiting.woken.clear()
@@ -175,8 +179,17 @@ class ReplyWaiter:
             self._wake(known - self._store.running(known))
 
     def _wake(self, job_ids: Iterable[str]) -> None:
+        """Wake who waits for these jobs; records are read here, all at once, and not by each thread for itself."""
         with self._lock:
-            for job_id in job_ids:
+            known = {job_id: self._waiting[job_id] for job_id in job_ids if job_id in self._waiting}
+            whole = [job_id for job_id, who in known.items() if not all(waiting.follows for waiting in who)]
+        records: dict[str, job.Job] = {}
+        with contextlib.suppress(errors.BrokerUnavailable):  # then each looks for itself
+            records = self._store.ended(whole) if whole else {}
+        with self._lock:
+            for job_id in known:
+                for waiting in self._waiting.get(job_id, ()):
+                    waiting.record = records.get(job_id)
                 self._set(job_id)
 
     def _set(self, job_id: str) -> None:

@@ -8,18 +8,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from omniqueue import calls, chain, errors, media, params, store
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.hotpath import HotPath
-from omniqueue.payloads import Item, PayloadStore, Reference
+from omniqueue.payloads import PayloadStore
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
-from workers import inputs, result, usage
+from workers import inputs
 from workers.gate import Gate
+from workers.outcomes import Outcomes, patiently
 from workers.pieces import Pieces
 from workers.running import Key, Running, emptied, steps
 from workers.seats import Seats
@@ -28,12 +29,8 @@ log = logging.getLogger(__name__)
 
 #: How long an engine may take to let go of a request whose deadline has passed, in seconds.
 _ABORT_PATIENCE_S = 5.0
-#: How long recording an outcome may be tried while Redis is away, in seconds.
-_RECORD_PATIENCE_S = 60.0
 #: How long a message that cannot start waits before the record is asked again whether it is still wanted, in seconds.
 _TURN_S = 1.0
-#: Outputs from this size on are written in a thread: so long a copy would hold up every request on the loop.
-_LARGE_BYTES = 32 << 20
 
 T = TypeVar("T")
 
@@ -55,18 +52,30 @@ class StageHost:
         self.store, self.payloads, self.media, self.worker = records, payloads, media_store, worker
         self._pieces = Pieces(records)
         self.draining = False
-        #: Set when the engine can take no more requests: the process must be restarted.
-        self.dead = threading.Event()
         self._running: dict[Key, Running] = {}
         self._lock = threading.Condition()
         self._gate = Gate()
         #: For what intake.py begins, whichever connection to the broker it comes by.
         self.seats = Seats(stage.max_num_seqs)
-        self.hot = HotPath(records)
+        self.hot = HotPath(records, worker)
+        self.outcomes = Outcomes(pipe, stage, records, payloads, media_store, self.hot)
+        self.dead = self.outcomes.dead
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(stage.max_num_seqs + 4, "aside"))
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        """Run an attempt; on the loop."""
+        attempt = self.loop.create_task(work)
+        self.seats.take(attempt)
+        return attempt
+
+    def over(self, attempt: asyncio.Task[bool]) -> None:
+        """An attempt that was begun has ended."""
+        self.seats.leave(attempt)
+        with self._lock:
+            self._lock.notify_all()
 
     def call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop, from another thread."""
@@ -75,9 +84,24 @@ class StageHost:
     # -- the path of a claim -----------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def claimed(self, job_id: str, stage_id: int) -> AsyncIterator[Claim | str]:
-        """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block."""
-        alone = False
+    async def claimed(self, job_id: str, stage_id: int, given: Claim | str = "") -> AsyncIterator[Claim | str]:
+        """A claim, or why there is none. A stage's last attempt gets this worker to itself for the block.
+
+        ``given`` is the claim, or why there is none, where it came with the message.
+        """
+        if isinstance(given, Claim):  # its lease is prolonged while it waits for its turn
+            with self._holding(given):
+                while not await self._gate.enter(False, _TURN_S):
+                    pass
+                try:
+                    yield await self._kept(given)
+                finally:
+                    self._gate.leave(False)
+            return
+        if given not in ("", "alone"):
+            yield self._told(given, job_id, stage_id)
+            return
+        alone = given == "alone"
         while True:
             entered = await self._gate.enter(alone, _TURN_S)
             try:
@@ -105,7 +129,17 @@ class StageHost:
         if self.dead.is_set():
             return "dead"
         call = calls.claim(self.pipe, job_id, stage_id, self.worker, alone=alone)
-        answer = await _patiently(lambda: self.hot.make(call))
+        return self._told(await patiently(lambda: self.hot.make(call)), job_id, stage_id)
+
+    async def _kept(self, given: Claim) -> Claim | str:
+        """A claim that came with its message, unless this process begins nothing any more: then it is handed back."""
+        if not self.draining and not self.dead.is_set():
+            return given
+        await self.outcomes.give_up(given, errors.HandedBack(), retry=True, counted=False)
+        return "draining" if self.draining else "dead"
+
+    def _told(self, answer: Claim | str, job_id: str, stage_id: int) -> Claim | str:
+        """The answer to a claim; the log says what the operator has to mend."""
         if answer == "mismatch":
             log.error(
                 "action=wrong_config job=%s stage=%s config=%s: the job was accepted for another topology; give this "
@@ -194,74 +228,10 @@ class StageHost:
         except (SystemExit, KeyboardInterrupt) as exc:  # would end the loop, and all others' requests with it
             raise errors.EngineError(f"The engine raised {type(exc).__name__}.") from exc
 
-    def _is_last(self, claim: Claim) -> bool:
-        """Whether the job ends here: at the pipeline's last stage, or at the last one that makes what was asked."""
-        return self.stage.stage_id == int(claim.request.get("last_stage", self.pipe.stages[-1].stage_id))
-
-    async def record(self, claim: Claim, outputs: Sequence[StageOutput]) -> str:
-        """Store the outputs and record them if the claim still holds; otherwise drop them. Returns the outcome."""
-        resolved = outputs[0].data.get("resolved", {}) if outputs else {}
-        reference, ended, message = None, None, None
-        if self._is_last(claim):
-            slow = not result.is_plain(claim, self.stage, outputs)
-            ended = await _aside(slow, lambda: self._encoded(claim, outputs))
-        else:
-            large = sum(t.nbytes for output in outputs for t in output.tensors.values()) >= _LARGE_BYTES
-            reference = await _aside(large, lambda: self._put(claim, outputs))
-            following = store.Owed(claim.job_id, claim.stage_id + 1)
-            message = chain.message(self.pipe, self.store, following, claim.priority)
-        call = calls.finish(claim, reference, resolved, ended, message, usage.of(outputs, reference))
-        outcome = await _patiently(lambda: self.hot.make(call))
-        if outcome != "next":
-            slow = outcome != "succeeded" or claim.attempt > 1
-            kept = None if outcome == "succeeded" else ended
-            await _aside(slow, lambda: self._release(claim, outcome, reference, kept))
-        return outcome
-
-    def _encoded(self, claim: Claim, outputs: Sequence[StageOutput]) -> dict[str, Any]:
-        texts = result.texts(self.payloads, claim, self.pipe, self.stage)
-        return result.store(self.media, claim, outputs, self.stage, texts)
-
-    def _put(self, claim: Claim, outputs: Sequence[StageOutput]) -> Reference:
-        name = self.payloads.name(claim.job_id, claim.stage_id, claim.attempt)
-        return self.payloads.keep(name, [Item(output.data, output.tensors) for output in outputs])
-
-    async def give_up(self, claim: Claim, error: errors.OmniqueueError, *, retry: bool, counted: bool) -> str:
-        """Record an attempt that ended without a result; what is owed again is enqueued at once."""
-        return await _patiently(lambda: asyncio.to_thread(self._fail, claim, error, retry, counted))
-
-    def _fail(self, claim: Claim, error: errors.OmniqueueError, retry: bool, counted: bool) -> str:
-        if isinstance(error, errors.EngineDead):
-            self.dead.set()
-        code = error.code or "server_error"
-        outcome = self.store.fail(claim, code, error.message, retry=retry, counted=counted, param=error.param)
-        if outcome == "queued":
-            chain.republish(self.pipe, self.store, store.Owed(claim.job_id, claim.stage_id))
-        elif outcome != "stale":
-            self._release(claim, outcome, None, None)
-        return outcome
-
-    def _release(
-        self, claim: Claim, outcome: str, reference: Reference | None, ended: Mapping[str, Any] | None
-    ) -> None:
-        """Remove this host's files of a job that is over (or of an attempt that came too late)."""
-        host = self.payloads.host
-        mine = [reference.name] if reference and reference.is_file(host) else []
-        read = [*claim.references.values(), *([claim.input_reference] if claim.input_reference else [])]
-        earlier = [ref.name for ref in read if ref.is_file(host)]
-        over = outcome != "stale" or not self._is_live(claim.job_id)
-        self.payloads.release(mine + (earlier if over else []))
-        self.media.remove(ended)
-        if over and claim.attempt > 1 and self._is_last(claim):
-            # A worker that was killed had no time to remove what it had stored.
-            self.media.remove_attempts(claim.job_id, range(1, claim.attempt))
-
-    def _is_live(self, job_id: str) -> bool:
-        """In doubt it is: the sweep will see."""
-        try:
-            return job_id in self.store.running([job_id])
-        except errors.BrokerUnavailable:
-            return True
+    def disown(self) -> None:
+        """After a lost connection: what Redis gave this worker, and it never heard of, is owed again."""
+        for owed in self.store.unheard(self.pipe.name, self.worker, [claim for claim, _ in self.held()]):
+            chain.republish(self.pipe, self.store, owed)
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +262,7 @@ class StageHost:
         self.draining = True
         deadline = time.monotonic() + grace_s
         with self._lock:
-            while self._running and time.monotonic() < deadline and not hand_back_now():
+            while (self._running or self.seats.taken()) and time.monotonic() < deadline and not hand_back_now():
                 self._lock.wait(timeout=0.2)
             left = list(self._running)
         for key in left:
@@ -308,7 +278,7 @@ class StageHost:
         """Give back everything in hand, as failures that count: this process is about to leave with a broken engine."""
         for claim, _ in self.held():
             with contextlib.suppress(errors.OmniqueueError):
-                self._fail(claim, errors.EngineDead(), retry=True, counted=True)
+                self.outcomes.fail(claim, errors.EngineDead(), retry=True, counted=True)
 
     def close(self) -> None:
         """Close the engine and its loop; may be called twice."""
@@ -329,20 +299,3 @@ class StageHost:
 def worker_name(stage: Stage, host: str) -> str:
     """A name for this process in the records: stage, host, pid and a start time, so that a reused pid differs."""
     return f"{stage.queue}@{host}.{os.getpid()}.{int(time.time() * 1000):x}".replace(":", "_")
-
-
-async def _aside(slow: bool, work: Callable[[], T]) -> T:
-    """In a thread what takes long, or it would hold up the loop; the rest is done before a thread would have begun."""
-    return await asyncio.to_thread(work) if slow else work()
-
-
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Try again while Redis is away: workers outlive its restarts."""
-    deadline = time.monotonic() + _RECORD_PATIENCE_S
-    while True:
-        try:
-            return await call()
-        except errors.BrokerUnavailable:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.2)

@@ -19,18 +19,21 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, TypeVar
 
 import kombu
 import msgspec
 from celery.worker import state
 
-from omniqueue import chain, errors, tasks
+from omniqueue import calls, chain, errors, messages, tasks
+from omniqueue.store import Claim
 from workers.host import StageHost
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: How long one question for messages may wait, in seconds; a worker that is told to stop asks for it to end at once.
 WAIT_S = 1.0
@@ -61,8 +64,8 @@ _body = msgspec.json.Decoder(tuple[tuple[str, int], msgspec.Raw, msgspec.Raw])
 class Running:
     """A message in hand, as far as Celery's remote control and its events ask about it."""
 
-    def __init__(self, intake: Intake, headers: _Headers, job_id: str, stage_id: int) -> None:
-        self.id, self.name, self.headers = headers.id, headers.task, headers
+    def __init__(self, intake: Intake, task_id: str, job_id: str, stage_id: int, message: str) -> None:
+        self.id, self.name, self.message = task_id, tasks.NAME, message
         self.args = (job_id, stage_id)
         self.time_start = time.time()
         self.began = time.monotonic()
@@ -94,6 +97,11 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     def __init__(self, *args: Any, worker: Any, host: StageHost, **options: Any) -> None:
         self.worker, self.host = worker, host
         self._untold: deque[tuple[str, dict[str, Any]]] = deque()
+        #: While the loop waits for the most urgent messages; while it listens for others.
+        self._waiting = asyncio.Event()
+        self._listens = False
+        #: Redis was away, and may have given what nobody heard of.
+        self._unheard = False
         self._taking: Future[None] | None = None
         self._stopped = threading.Event()
         super().__init__(*args, **options)
@@ -132,22 +140,87 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        self.host.seats.wake()
+        self.host.seats.changed.set()
         await self.host.hot.take_no_more()
 
     async def _take(self, stopped: threading.Event) -> None:
-        lists = chain.broker_lists(self.host.stage.queue)
+        """Take messages with their claims as long as there is room for more than one, else one without."""
+        host, lists = self.host, chain.broker_lists(self.host.stage.queue)
+        others = host.loop.create_task(self._take_less_urgent(lists[1:], stopped))
+        more = True
+        try:
+            while not stopped.is_set():
+                free = host.seats.free()
+                if free <= 0:
+                    host.seats.changed.clear()
+                    await self._listen_no_more()
+                    await host.seats.changed.wait()
+                elif free == 1:
+                    await self._listen_no_more()
+                    await self._surely(host.hot.listen(lists, WAIT_S, self._begin))
+                else:
+                    most = min(_MOST, -(-free // 2))
+                    call = calls.take(host.pipe, host.stage.stage_id, host.worker, most, lists)
+                    # As long as messages are left in the lists there is nothing to wait for.
+                    if not more:
+                        self._waiting.set()
+                    taken = await self._surely(host.hot.take(call, self._begin_all, None if more else lists[0], WAIT_S))
+                    self._waiting.clear()
+                    more = taken is not None and len(taken) == most
+        finally:
+            others.cancel()
+
+    async def _listen_no_more(self) -> None:
+        if self._listens:
+            await self._surely(self.host.hot.listen_no_more())
+
+    async def _surely(self, asked: Awaitable[T]) -> T | None:
+        """What Redis answers; None, after a pause, when it did not. A loop that ended would leave the worker deaf."""
+        try:
+            answer = await asked
+            if self._unheard:
+                self._unheard = False
+                await asyncio.to_thread(self.host.disown)
+            return answer
+        except errors.BrokerUnavailable:
+            self._unheard = True
+        except Exception:
+            log.exception("action=take_failed")
+        await asyncio.sleep(_RETRY_S)
+        return None
+
+    async def _take_less_urgent(self, lists: Sequence[str], stopped: threading.Event) -> None:
+        """One message at a time that is less urgent than most, while there is no other: a wait is for one list only."""
+
+        def begin(text: str) -> None:
+            self._waiting.clear()
+            self._begin(text)
+
         while not stopped.is_set():
-            if (free := self.host.seats.free()) <= 0:
-                await self.host.seats.change()
-                continue
+            await self._waiting.wait()
+            self._listens = True
             try:
-                await self.host.hot.take(lists, min(_MOST, -(-free // 2)), WAIT_S, self._begin)
-            except errors.BrokerUnavailable:
-                await asyncio.sleep(_RETRY_S)
-            except Exception:  # a loop that ends would leave the worker deaf
-                log.exception("action=take_failed")
-                await asyncio.sleep(_RETRY_S)
+                await self._surely(self.host.hot.listen(lists, WAIT_S, begin))
+            finally:
+                self._listens = False
+            if not self._waiting.is_set():  # there is less room now than when the other wait began
+                await self._surely(self.host.hot.look_again())
+
+    def _begin_all(self, taken: list[calls.Taken]) -> None:
+        """Called as messages and their claims arrive."""
+        for text, job_id, claim in taken:
+            if not job_id:
+                self._begin(text)
+                continue
+            task_id = messages.task_id(job_id, self.host.stage.stage_id)
+            if task_id not in state.revoked:
+                self._run(task_id, job_id, self.host.stage.stage_id, text, claim)
+                continue
+            self._give_to_celery(text)  # which tells monitors
+            if isinstance(claim, Claim):
+                self.host.begin(self._refuse(claim)).add_done_callback(self.host.over)
+            else:
+                self.cancel_job(job_id)
 
     def _begin(self, text: str) -> None:
         """Called as a message arrives."""
@@ -164,25 +237,37 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
             self.cancel_job(job_id)
             self._give_to_celery(text)
             return
-        attempt = self.host.loop.create_task(tasks.attempt(self.host, job_id, stage_id))
-        self.host.seats.take(attempt)
-        running = Running(self, headers, job_id, stage_id)
+        self._run(headers.id, job_id, stage_id, text)
+
+    def _run(self, task_id: str, job_id: str, stage_id: int, text: str, claim: Claim | str = "") -> None:
+        attempt = self.host.begin(tasks.attempt(self.host, job_id, stage_id, claim))
+        running = Running(self, task_id, job_id, stage_id, text)
         attempt.add_done_callback(functools.partial(self._ended, running))
-        self.host.loop.call_soon(self._began, running)  # while Redis answers the claim
+        self.host.loop.call_soon(self._began, running)  # once the attempt has begun
+
+    async def _refuse(self, claim: Claim) -> bool:
+        """Revoked before it was taken: its job is cancelled, and nothing runs."""
+        await asyncio.to_thread(self.host.store.cancel, claim.job_id)
+        await self.host.outcomes.give_up(claim, errors.Stopped("The task was revoked."), retry=False, counted=False)
+        return False
 
     def _began(self, running: Running) -> None:
         state.task_accepted(running)
-        given = running.headers
-        self._tell(running, "received", name=running.name, args=f"({running.args[0]}, {running.args[1]})", kwargs="{}",
-                   retries=0, eta=None, expires=None, root_id=given.root_id, parent_id=given.parent_id)  # fmt: skip
-        self._tell(running, "started")
+        if self._is_told():
+            given = _envelope.decode(running.message).headers
+            called = {"name": running.name, "args": f"({running.args[0]}, {running.args[1]})", "kwargs": "{}"}
+            chained = {"root_id": given.root_id, "parent_id": given.parent_id}
+            self._tell(running, "received", **called, **chained, retries=0, eta=None, expires=None)
+            self._tell(running, "started")
 
     def _ended(self, running: Running, attempt: asyncio.Task[bool]) -> None:
-        self.host.seats.leave(attempt)
+        self.host.over(attempt)
         state.task_ready(running)
         fault = None if attempt.cancelled() else attempt.exception()
         if fault is not None:
             log.error("action=attempt_failed task=%s", running.id, exc_info=fault)
+        if not self._is_told():
+            return
         if fault is None and not attempt.cancelled() and attempt.result():
             self._tell(running, "succeeded", result="None", runtime=time.monotonic() - running.began)
         else:
@@ -198,11 +283,13 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
             return
         self.worker.hub.call_soon(self._receive_callback, raw)
 
-    def _tell(self, running: Running, what: str, **facts: Any) -> None:
-        """An event for monitors, if any listens; sent by Celery's thread, since sending waits for Redis."""
+    def _is_told(self) -> bool:
+        """Whether monitors listen."""
         dispatcher = self.worker.event_dispatcher
-        if dispatcher is None or not dispatcher.enabled or (dispatcher.groups and "task" not in dispatcher.groups):
-            return
+        return dispatcher is not None and dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups)
+
+    def _tell(self, running: Running, what: str, **facts: Any) -> None:
+        """An event for monitors; sent by Celery's thread, since sending waits for Redis."""
         self._untold.append((f"task-{what}", {"uuid": running.id, "timestamp": time.time(), **facts}))
         self.worker.hub.call_soon(self._tell_all)
 

@@ -19,7 +19,8 @@ class Seats:
         self._count = count
         self._seated: set[Attempt] = set()
         self._leaving: set[Attempt] = set()
-        self._changed = asyncio.Event()
+        #: Set whenever there may be more room.
+        self.changed = asyncio.Event()
 
     def take(self, attempt: Attempt) -> None:
         """An attempt begins."""
@@ -30,23 +31,18 @@ class Seats:
         if attempt in self._seated:
             self._seated.remove(attempt)
             self._leaving.add(attempt)
-            self._changed.set()
+            self.changed.set()
 
     def leave(self, attempt: Attempt) -> None:
         """It is over."""
         self._seated.discard(attempt)
         self._leaving.discard(attempt)
-        self._changed.set()
+        self.changed.set()
+
+    def taken(self) -> bool:
+        """Whether any attempt has begun that the engine has not done with."""
+        return bool(self._seated)
 
     def free(self) -> int:
         """How many may begin now."""
         return self._count - len(self._seated) - max(0, len(self._leaving) - self._count)
-
-    async def change(self) -> None:
-        """Wait until there may be more, or for :meth:`wake`."""
-        self._changed.clear()
-        await self._changed.wait()
-
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        self._changed.set()

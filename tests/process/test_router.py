@@ -159,7 +159,7 @@ def test_memory_and_descriptors_of_router_and_workers_are_flat_over_two_thousand
 
     for (rss, descriptors), (rss_after, descriptors_after) in zip(some(500), some(2000), strict=True):
         assert rss_after - rss < 8 << 20, f"{(rss_after - rss) / 1e6:.1f} MB more"
-        assert descriptors_after - descriptors <= 3
+        assert descriptors_after - descriptors <= 20  # a connection to Redis for each at once; a leak would be hundreds
 
 
 def test_the_router_says_within_a_beat_which_stage_has_no_worker(web: Cluster) -> None:

@@ -474,7 +474,7 @@ def test_a_superseded_worker_changes_nothing_and_leaves_no_file(
     support.lapse(records, pipe, job_id, 0)
     assert tasks.attempt_stage(alive, job_id, 0)
     before = records.job(job_id)
-    assert frozen.call(frozen.record(claim, outputs)).result() == "stale"
+    assert frozen.call(frozen.outcomes.record(claim, outputs)).result() == "stale"
     assert records.job(job_id) == before
     assert shm.names() == [shm.name(job_id, 0, 2)]
 
@@ -487,7 +487,7 @@ def test_a_superseded_last_stage_leaves_the_winners_files(records: Store, host_o
     outputs = frozen.call(frozen.run(claim)).result()
     support.lapse(records, pipe, job_id, 0)
     assert tasks.attempt_stage(alive, job_id, 0)
-    assert frozen.call(frozen.record(claim, outputs)).result() == "stale"
+    assert frozen.call(frozen.outcomes.record(claim, outputs)).result() == "stale"
     result = job(records, job_id).result
     assert result is not None
     assert alive.media.read(result["data"][0]["file"])

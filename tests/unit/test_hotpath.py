@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import redis
 
-from omniqueue import calls, embedded, errors, store
+from omniqueue import calls, embedded, errors, messages, store
 from omniqueue.hotpath import HotPath, Link
+from omniqueue.pipeline import Pipeline
 from tests.unit import support
 
 
@@ -35,6 +36,11 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
+@pytest.fixture
+def pipe() -> Pipeline:
+    return support.pipeline(2)
+
+
 @asynccontextmanager
 async def linked(client: redis.Redis, timeout_s: float = 5.0) -> AsyncIterator[Link]:
     link = Link(client, timeout_s)
@@ -47,7 +53,7 @@ async def linked(client: redis.Redis, timeout_s: float = 5.0) -> AsyncIterator[L
 
 @asynccontextmanager
 async def hot_path(records: store.Store) -> AsyncIterator[HotPath]:
-    made = HotPath(records)
+    made = HotPath(records, "w")
     try:
         yield made
     finally:
@@ -83,8 +89,8 @@ def test_what_redis_refuses_is_raised_and_the_connection_serves_on(records: stor
         async with linked(records.client) as link:
             with pytest.raises(redis.ResponseError, match="wrong number of arguments"):
                 await link.ask("GET")
-            with pytest.raises(redis.exceptions.NoScriptError):
-                await link.ask("EVALSHA", "0" * 40, 0)
+            with pytest.raises(redis.ResponseError, match="Function not found"):
+                await link.ask("FCALL", "none", 0)
             assert await link.ask("PING") == "PONG"
 
     run(work)
@@ -112,7 +118,7 @@ def test_a_redis_that_hangs_is_unavailable_after_the_time_out_and_reached_again_
     run(work)
 
 
-def test_a_restarted_redis_is_reached_again_and_gets_the_script_again(own: embedded.EmbeddedValkey) -> None:
+def test_a_restarted_redis_is_reached_again_and_gets_the_function_again(own: embedded.EmbeddedValkey) -> None:
     records = store.Store(store.connect(own.url, 5.0))
     pipe = support.pipeline(1)
 
@@ -132,53 +138,199 @@ def test_a_restarted_redis_is_reached_again_and_gets_the_script_again(own: embed
     run(work)
 
 
-def test_messages_are_taken_from_the_most_urgent_list_first_oldest_first_and_at_most_so_many(
-    records: store.Store,
+def lists_of(pipe: Pipeline, records: store.Store) -> list[str]:
+    return [f"{records.namespace}:{name}" for name in ("urgent", "later")]
+
+
+def put(pipe: Pipeline, records: store.Store, name: str, stage_id: int = 0, message_of: str | None = None) -> str:
+    """Submit a job and put its first stage's message into a list, or the message of another job."""
+    job_id = support.submit(records, pipe)
+    text = messages.message(pipe, message_of or job_id, stage_id, 0).text
+    records.client.lpush(name, text)
+    return job_id
+
+
+def test_messages_come_with_their_claims_most_urgent_first_oldest_first_and_at_most_so_many(
+    records: store.Store, pipe: Pipeline
 ) -> None:
+    urgent, later = lists_of(pipe, records)
+    jobs = [put(pipe, records, later), put(pipe, records, urgent), put(pipe, records, urgent)]
+    expected = [jobs[1], jobs[2], jobs[0]]
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            begun: list[list[calls.Taken]] = []
+            call = calls.take(pipe, 0, "w", 2, [urgent, later])
+            for count in (2, 1, 0):
+                assert len(await hot.take(call, begun.append, None, 0.0)) == count
+            taken = [three for some in begun for three in some]
+            assert [job_id for _, job_id, _ in taken] == expected
+            for text, job_id, claim in taken:
+                assert isinstance(claim, store.Claim)
+                assert (claim.job_id, claim.attempt) == (job_id, 1)
+                assert messages.task_id(job_id, 0) in text
+                assert await hot.make(calls.finish(claim, None, {}, None, None)) == "next"
+
+    run(work)
+
+
+def test_a_wait_ends_with_a_message_and_its_claim_and_leaves_nothing_in_the_hand(
+    records: store.Store, pipe: Pipeline
+) -> None:
+    urgent, later = lists_of(pipe, records)
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            begun: list[list[calls.Taken]] = []
+            call = calls.take(pipe, 0, "w", 2, [urgent, later])
+            assert await hot.take(call, begun.append, urgent, 0.05) == []
+            waiting = asyncio.ensure_future(hot.take(call, begun.append, urgent, 50.0))
+            await blocked(records)
+            job_id = put(pipe, records, urgent)
+            [(_, taken, claim)] = await waiting
+            assert (taken, isinstance(claim, store.Claim)) == (job_id, True)
+            assert not records.client.exists(f"{records.namespace}:hand:w")
+            records.client.lpush(
+                f"{records.namespace}:hand:w", messages.message(pipe, put(pipe, records, "x"), 0, 0).text
+            )
+            assert len(await hot.take(call, begun.append, None, 0.0)) == 1  # left there by a Redis that was killed
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no JSON", '{"headers": {}}', "another task", "another stage", "an eta", "expires"],
+)
+def test_a_message_that_is_not_the_stages_comes_without_a_job(records: store.Store, pipe: Pipeline, text: str) -> None:
+    urgent, _ = lists_of(pipe, records)
+    job_id = support.submit(records, pipe)
+    mine = messages.message(pipe, job_id, 0, 0).text
+    texts = {
+        "another task": mine.replace("omniqueue.run_stage", "theirs.run_stage"),
+        "another stage": messages.message(pipe, job_id, 1, 0).text,
+        "an eta": mine.replace('"eta": null', '"eta": "2030-01-01T00:00:00"'),
+        "expires": mine.replace('"expires": null', '"expires": "2030-01-01T00:00:00"'),
+    }
+    records.client.lpush(urgent, texts.get(text, text), mine)
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            begun: list[list[calls.Taken]] = []
+            call = calls.take(pipe, 0, "w", 2, [urgent])
+            first, second = await hot.take(call, begun.append, None, 0.0)
+            assert first == (texts.get(text, text), "", "")
+            assert second[1] == job_id
+
+    run(work)
+
+
+def test_why_a_stage_cannot_be_claimed_comes_with_its_message(records: store.Store, pipe: Pipeline) -> None:
+    urgent, _ = lists_of(pipe, records)
+    over, running, nobodys = (put(pipe, records, urgent) for _ in range(3))
+    mine = put(pipe, records, urgent)
+    records.client.lpush(urgent, messages.message(pipe, mine, 0, 0).text)  # a doubled message
+    records.cancel(over)
+    assert isinstance(records.claim(pipe, running, 0, "another"), store.Claim)
+    records.client.delete(f"{records.namespace}:job:{nobodys}")
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            begun: list[list[calls.Taken]] = []
+            taken = await hot.take(calls.take(pipe, 0, "w", 8, [urgent]), begun.append, None, 0.0)
+            assert [claim for _, _, claim in taken[:3]] == ["over", "busy", "gone"]
+            assert isinstance(taken[3][2], store.Claim)
+            assert taken[4][1:] == (mine, "busy")
+
+    run(work)
+
+
+def test_what_a_worker_never_heard_of_is_owed_again_and_what_it_holds_is_not(
+    records: store.Store, pipe: Pipeline
+) -> None:
+    urgent, _ = lists_of(pipe, records)
+    held, unheard = put(pipe, records, urgent), put(pipe, records, urgent)
+    asked = support.submit(records, pipe)
+    call = calls.take(pipe, 0, "w", 8, [urgent])
+    [(_, _, claim), _] = call.read(records._call(call.operation, *call.args))
+    assert isinstance(claim, store.Claim)
+    other = records.claim(pipe, asked, 0, "w")  # by a call of its own, whose answer is asked for again
+    assert isinstance(other, store.Claim)
+    assert records.unheard(pipe.name, "another", []) == []
+    assert records.unheard(pipe.name, "w", [claim]) == [store.Owed(unheard, 0)]
+    job = records.job(unheard)
+    assert job is not None
+    assert (job.stages[0].state, job.stages[0].failures) == ("queued", 0)
+    assert {records.job(one).stages[0].state for one in (held, asked)} == {"running"}  # type: ignore[union-attr]
+    again = records.claim(pipe, unheard, 0, "w")
+    assert isinstance(again, store.Claim)
+    assert again.attempt == 2
+
+
+def test_a_message_can_be_listened_for_without_a_claim_most_urgent_first(records: store.Store) -> None:
     urgent, later = f"{records.namespace}:urgent", f"{records.namespace}:later"
-    records.client.lpush(later, "c", "d")
-    records.client.lpush(urgent, *"abcde")
+    records.client.lpush(later, "c")
+    records.client.lpush(urgent, *"ab")
 
     async def work() -> None:
         async with hot_path(records) as hot:
-            taken: list[str] = []
-            for expected in ("abc", "abcde", "abcdecd", "abcdecd"):
-                await hot.take([urgent, later], 3, 0.05, taken.append)
-                assert "".join(taken) == expected
+            heard: list[str] = []
+            for expected in ("a", "ab", "abc", "abc"):
+                await hot.listen([urgent, later], 0.05, heard.append)
+                assert "".join(heard) == expected
 
     run(work)
 
 
-def test_a_message_that_comes_when_its_taker_has_gone_is_begun_all_the_same(records: store.Store) -> None:
-    name = f"{records.namespace}:queue"
+async def blocked(records: store.Store, connections: int = 1) -> None:
+    """Until so many connections wait for a list."""
+    while records.client.info("clients")["blocked_clients"] < connections:  # type: ignore[index]
+        await asyncio.sleep(0.01)
+
+
+def test_a_message_that_comes_when_its_taker_has_gone_is_begun_all_the_same(
+    records: store.Store, pipe: Pipeline
+) -> None:
+    urgent, later = lists_of(pipe, records)
 
     async def work() -> None:
         async with hot_path(records) as hot:
-            taken: list[str] = []
-            waiting = asyncio.ensure_future(hot.take([name], 1, 50.0, taken.append))
-            while not records.client.info("clients")["blocked_clients"]:  # type: ignore[index]
+            heard: list[str] = []
+            begun: list[list[calls.Taken]] = []
+            call = calls.take(pipe, 0, "w", 1, [urgent])
+            waiting = [
+                asyncio.ensure_future(hot.take(call, begun.append, urgent, 50.0)),
+                asyncio.ensure_future(hot.listen([later], 50.0, heard.append)),
+            ]
+            await blocked(records, 2)
+            for one in waiting:
+                one.cancel()
+            job_id = put(pipe, records, urgent)
+            records.client.lpush(later, "late")
+            while not (heard and begun):
                 await asyncio.sleep(0.01)
-            waiting.cancel()
-            records.client.lpush(name, "late")
-            while not taken:
-                await asyncio.sleep(0.01)
-            assert taken == ["late"]
+            assert (heard, begun[0][0][1]) == (["late"], job_id)
 
     run(work)
 
 
-def test_a_wait_for_messages_ends_at_once_when_no_more_are_wanted(records: store.Store) -> None:
+def test_a_wait_for_messages_ends_at_once_when_no_more_are_wanted(records: store.Store, pipe: Pipeline) -> None:
+    urgent, later = lists_of(pipe, records)
+
     async def work() -> None:
         async with hot_path(records) as hot:
             await hot.take_no_more()  # nobody has asked yet
-            none, taken = [f"{records.namespace}:none"], list[str]()
-            await hot.take(none, 1, 0.01, taken.append)
-            waiting = asyncio.ensure_future(hot.take(none, 1, 50.0, taken.append))
-            while not records.client.info("clients")["blocked_clients"]:  # type: ignore[index]
-                await asyncio.sleep(0.01)
+            heard: list[str] = []
+            begun: list[list[calls.Taken]] = []
+            call = calls.take(pipe, 0, "w", 1, [urgent])
+            waiting = asyncio.gather(
+                hot.take(call, begun.append, urgent, 50.0),
+                hot.listen([later], 50.0, heard.append),
+            )
+            await blocked(records, 2)
             await hot.take_no_more()
             await waiting
-            assert taken == []
+            assert (heard, begun) == ([], [[]])
 
     start = time.monotonic()
     run(work)

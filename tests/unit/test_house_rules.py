@@ -137,7 +137,8 @@ def test_the_store_alone_speaks_to_redis() -> None:
 
 def test_the_store_alone_names_redis_keys() -> None:
     kinds = (
-        r"(job|jobs|live|wait|leases|reply|control|ended|idem|count|worker|workers|lead|pipeline|said|meter|traffic)"
+        r"(job|jobs|live|wait|leases|reply|control|hand|ended|idem|count|worker|workers|lead|pipeline|said|meter|"
+        r"traffic)"
     )
     named = {
         f"{path}: {text}"

@@ -73,7 +73,7 @@ def hold(host: StageHost, records: Store, pipe: Pipeline) -> tuple[str, threadin
         try:
             host.call(host.run(claim)).result()
         except errors.OmniqueueError as error:
-            host.call(host.give_up(claim, error, retry=False, counted=False)).result()
+            host.call(host.outcomes.give_up(claim, error, retry=False, counted=False)).result()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable
 
 from workers.seats import Seats
 
@@ -34,21 +32,17 @@ def test_room_is_the_engines_and_what_is_recorded_is_bounded() -> None:
     assert asyncio.run(play()) == [2, 0, 2, 0, 1, 2]
 
 
-def test_who_waits_for_room_is_woken_by_each_change() -> None:
+def test_each_change_is_told() -> None:
     async def play() -> None:
         seats = Seats(1)
         attempt = asyncio.ensure_future(asyncio.sleep(0))
-        changes: dict[str, Callable[[], None]] = {
-            "let go": functools.partial(seats.let_go, attempt),
-            "over": functools.partial(seats.leave, attempt),
-            "asked to look": seats.wake,
-        }
-        for change in changes.values():
+        for change in (seats.let_go, seats.leave):
             seats.take(attempt)
-            waiting = asyncio.ensure_future(seats.change())
-            await asyncio.sleep(0)
-            change()
-            await asyncio.wait_for(waiting, 10)
+            assert seats.taken()
+            seats.changed.clear()
+            change(attempt)
+            assert seats.changed.is_set()
+            assert not seats.taken()
         seats.let_go(None)
         await attempt
 

@@ -775,6 +775,8 @@ OPERATIONS = {
     "reap": lambda s, p, c: s.reap(p.name),
     "lost": lambda s, p, c: s.lost("q", []),
     "outdated": lambda s, p, c: s.outdated(),
+    "unheard": lambda s, p, c: s.unheard(p.name, "w", [c]),
+    "ended": lambda s, p, c: s.ended([c.job_id]),
     "lead": lambda s, p, c: s.lead("x", "me", 1.0),
     "job": lambda s, p, c: s.job(c.job_id),
     "jobs": lambda s, p, c: s.jobs(p.name, 3),
