@@ -6,9 +6,9 @@ anyway, has connections of its own: two that wait for messages, one for all else
 other's answers. redis-py opens them (address, login, TLS, database); after that commands are packed and answers read by
 hiredis, with nothing in between. The same calls in threads, for everything else: store.py.
 
-The claim comes with the message. A function cannot wait, so two commands are sent as one: the first waits until a message
-can be moved from the queue into a list of the worker's own, and Redis does the second, which takes it from there and
-claims its stage, as soon as the first is done. The worker is woken once, with both.
+The claim comes with the message. A function cannot wait, so two commands are sent as one: the first waits until a
+message can be moved from the queue into a list of the worker's own, and Redis does the second, which takes it from
+there and claims its stage, as soon as the first is done. The worker is woken once, with both.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from omniqueue.engines import omni_edges
 from omniqueue.topology import Topology
 from omniqueue.yamlfile import nearest
 
-#: Pipelines that a test of real engines runs stage by stage, from a small checkpoint, and finds equal to vLLM-Omni
-#: running all stages in one go; a test compares these names with the tests that there are.
+#: Pipelines that real workers serve in a test, from a small checkpoint, and that it finds equal to vLLM-Omni running
+#: all stages in one go; a test compares these names with the tests that there are.
 EQUAL_TO_NATIVE = (
     "auk",
     "bagel",

@@ -23,14 +23,17 @@ class Inputs:
 
 @contextlib.contextmanager
 def mapped(payloads: PayloadStore, stage: Stage, claim: Claim) -> Iterator[Inputs]:
-    """Everything the stage reads for this claim. Raises PayloadError for what is missing or damaged."""
+    """Everything the stage reads for this claim. Raises PayloadError that names the edge of what is not there whole."""
     with contextlib.ExitStack() as stack:
         sources = {}
         for stage_id in stage.input_sources:
-            reference = claim.references.get(stage_id)
+            edge, reference = f"stage {stage_id} -> stage {claim.stage_id}", claim.references.get(stage_id)
             if reference is None:
-                raise errors.PayloadError(f"Stage {stage_id} left no output for stage {claim.stage_id}.")
-            payload = stack.enter_context(payloads.open(reference))
+                raise errors.PayloadError(f"{edge}: stage {stage_id} left no output.")
+            try:
+                payload = stack.enter_context(payloads.open(reference))
+            except errors.PayloadError as exc:
+                raise errors.PayloadError(f"{edge}: {exc.message}") from exc
             sources[stage_id] = [StageOutput(item.data, item.tensors) for item in payload.items]
         if claim.input_reference is None:
             yield Inputs(sources)

@@ -39,6 +39,8 @@ T = TypeVar("T")
 WAIT_S = 1.0
 #: Pause before Redis is asked again after it did not answer, in seconds.
 _RETRY_S = 0.2
+#: So many turns of the loop after messages were taken the next are asked for: what was taken goes to the engine first.
+_TURNS = 4
 #: Most messages taken at once: the next ones are for the other replicas.
 _MOST = 8
 
@@ -167,6 +169,8 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
                     taken = await self._surely(host.hot.take(call, self._begin_all, None if more else lists[0], WAIT_S))
                     self._waiting.clear()
                     more = taken is not None and len(taken) == most
+                    for _ in range(_TURNS if taken else 0):
+                        await asyncio.sleep(0)
         finally:
             others.cancel()
 

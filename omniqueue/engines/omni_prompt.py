@@ -14,6 +14,8 @@ from omniqueue.payloads import Tensor
 
 #: Names of tensors that hold an earlier stage's multimodal output begin with this.
 MULTIMODAL = "multimodal" + tensors.SEPARATOR
+#: Where an output has what it is, beside its tensors; the rest of its facts are about it.
+_CONTENT = ("token_ids", "cumulative_token_ids", "text", "cumulative_text", "multimodal_output", "payload")
 #: Kinds of job whose model is told the kind of output; text and speech models take none.
 _MODALITIES = {"image": ["image"], "video": ["video"]}
 
@@ -83,12 +85,16 @@ def from_sources(
     ``original`` is the first stage's prompt where that is not the job's as it is.
 
     Without a processor a diffusion stage gets the first stage's prompt and a language model the tokens of its source.
-    Raises EngineError that names the edge when the earlier output is missing or yields nothing.
+    Raises EngineError that names the edge when the earlier output is missing, is empty or yields nothing.
     """
     edge = f"stage {', '.join(map(str, input_sources))} -> stage {stage_id}"
     missing = [one for one in input_sources if one not in request.sources]
     if missing:
         raise errors.EngineError(f"{edge}: the output of stage {missing[0]} is not there.")
+    # Not every processor minds: HunyuanImage-3.0's makes a prompt of no tokens, and so a picture that nobody planned.
+    empty = [one for one in input_sources if _is_empty(request.sources[one])]
+    if empty:
+        raise errors.EngineError(f"{edge}: the output of stage {empty[0]} is empty.")
     sources = [restore(request.request_id, request.sources[one]) for one in input_sources]
     original = from_job(request.job, request.inputs) if original is None else dict(original)
     if processor is None:
@@ -101,6 +107,10 @@ def from_sources(
         what = f"{len(made)} inputs instead of one" if made else "no input"
         raise errors.EngineError(f"{edge}: the stage's processor made {what} of the earlier output.")
     return made
+
+
+def _is_empty(source: StageOutput) -> bool:
+    return not source.tensors and not any(source.data.get(name) for name in _CONTENT)
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""A pipeline's requests answered twice: by vLLM-Omni's own ``Omni`` in one go, and stage by stage."""
+"""A pipeline's requests answered by vLLM-Omni's own ``Omni`` in one go; and its stages' engines, without workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import numpy
 import yaml
 
-from omniqueue.engines.base import StageOutput
+from omniqueue import audio
 from omniqueue.payloads import Tensor
 from tests.engines import checkpoints, reference
-from tests.engines.handover_cases import PIPELINES, Pipeline, Request, shown
+from tests.engines.handover_cases import PIPELINES
 from tests.engines.stage_process import StageProcess
 
 #: For native ``Omni`` on a small machine; the last keeps a worker in its engine's process, as omniqueue has it.
@@ -92,6 +92,13 @@ def native(name: str, checkpoint: Path, folder: Path) -> Native:
         return Native(json.loads((folder / "outputs.json").read_text()), dict(tensors))
 
 
+def wav(wave: Any, rate: int) -> bytes:
+    """The file that a client gets of a wave at ``rate`` Hz, whatever its shape."""
+    samples = numpy.ascontiguousarray(wave.reshape(-1), dtype=numpy.float32)
+    content, _, _ = audio.encode(Tensor("float32", samples.shape, memoryview(samples).cast("B")), rate, "wav")
+    return content
+
+
 @contextlib.contextmanager
 def stages(
     name: str, checkpoint: Path, folder: Path, config: Path | None = None, **environment: str
@@ -108,28 +115,6 @@ def stages(
     finally:
         left = [process.close() for process in processes]
         assert left == [[] for _ in processes]
-
-
-def run(pipeline: Pipeline, processes: list[StageProcess]) -> dict[str, dict[int, StageOutput]]:
-    """All requests, in flight together at every stage; by request and stage what came out."""
-    made: dict[str, dict[int, StageOutput]] = {request.name: {} for request in pipeline.requests}
-    for process in processes:
-        stage = process.stage
-        asked = {}
-        for request in pipeline.requests:
-            sources = {one: made[request.name][one] for one in stage.input_sources}
-            asked[request.name] = process.generate(request.job, sources, inputs=pictures(request))
-        for name, answer in asked.items():
-            made[name][stage.stage_id] = answer.result()
-    return made
-
-
-def pictures(request: Request) -> dict[str, Tensor]:
-    """The request's own picture, as a worker gives it to every stage."""
-    if request.picture is None:
-        return {}
-    picture = numpy.ascontiguousarray(shown(request))
-    return {"image.0": Tensor("uint8", picture.shape, memoryview(picture).cast("B"))}
 
 
 def array(tensor: Tensor) -> Any:

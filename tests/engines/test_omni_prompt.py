@@ -14,8 +14,11 @@ from omniqueue.payloads import Tensor
 JOB = {"kind": "image", "prompt": "猫", "negative_prompt": "dog", "width": 96, "height": 64, "seed": 3}
 
 
-def build(processor: Any, diffusion: bool = True, sources: tuple[int, ...] = (0,)) -> Any:
-    outputs = {0: StageOutput({"token_ids": [1, 2], "text": "first"}), 1: StageOutput({"text": "second"})}
+SECOND = StageOutput({"text": "second"})
+
+
+def build(processor: Any, diffusion: bool = True, sources: tuple[int, ...] = (0,), left: StageOutput = SECOND) -> Any:
+    outputs = {0: StageOutput({"token_ids": [1, 2], "text": "first"}), 1: left}
     return omni_prompt.from_sources(
         StageRequest("j-1-1-0", JOB, 0, {}, outputs),
         2,
@@ -108,6 +111,13 @@ def test_a_processor_that_raises_fails_the_request_only() -> None:
 def test_a_source_that_is_not_there_is_named() -> None:
     with pytest.raises(errors.EngineError, match="stage 2 is not there"):
         build(None, sources=(2,))
+
+
+def test_an_output_with_nothing_in_it_is_named_whatever_the_processor_makes_of_it() -> None:
+    empty = StageOutput({"token_ids": [], "text": "", "finish_reason": "stop", "usage": {"completion_tokens": 0}})
+    for processor in (None, lambda outputs, prompt, mm: {"prompt": "what nobody planned"}):
+        with pytest.raises(errors.EngineError, match="stage 0, 1 -> stage 2: the output of stage 1 is empty"):
+            build(processor, sources=(0, 1), left=empty)
 
 
 def test_a_restored_output_has_tokens_text_and_reason_where_processors_look() -> None:

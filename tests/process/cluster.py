@@ -181,14 +181,14 @@ class Cluster:
             self.wait_ready(process)
         return replicas
 
-    def wait_ready(self, process: Process) -> None:
+    def wait_ready(self, process: Process, timeout_s: float = PATIENCE_S) -> None:
         """Until its heartbeat says ready."""
 
         def ready() -> bool:
             assert process.alive(), f"{process.name} ended with {process.popen.returncode}:\n{process.text()[-2000:]}"
             return any(facts["pid"] == process.pid and facts["phase"] == "ready" for facts in self.store.workers())
 
-        eventually(ready)
+        eventually(ready, timeout_s)
 
     def facts(self, process: Process) -> dict[str, Any]:
         """What a worker announces."""
@@ -231,16 +231,28 @@ class Cluster:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def submit(self, prompt: str, *, job_id: str = "", publish: bool = True, **more: Any) -> str:
-        """Accept a job as the router does. Raises what Store.submit raises."""
+        """Accept a small picture's job as the router does. Raises what Store.submit raises."""
         options = {key: more.pop(key) for key in ("timeout_s", "priority", "idempotency_key") if key in more}
         job = {"kind": "image", "prompt": prompt, "n": 1, "seed": 1, "width": 16, "height": 16, "output_format": "png"}
-        job_id = job_id or store.new_id()
-        message = None
+        return self.accept({**job, **more}, job_id=job_id, publish=publish, **options)
+
+    def accept(
+        self,
+        job: Mapping[str, Any],
+        *,
+        job_id: str = "",
+        publish: bool = True,
+        inputs: Mapping[str, payloads.Tensor] | None = None,
+        **options: Any,
+    ) -> str:
+        """The same for any job; ``inputs`` are the media that came with it."""
+        job_id, message, given = job_id or store.new_id(), None, None
         if publish:
             message = chain.message(self.pipe, self.store, store.Owed(job_id, 0), options.get("priority", 0))
-        facts = {**job, **more}
-        made = self.store.submit(self.pipe, facts, job_id=job_id, reply_to=job_id, message=message, **options)
-        return made.job_id
+        if inputs:
+            given = self.payloads.put(self.payloads.input_name(job_id), [payloads.Item({}, inputs)])
+        options |= {"reply_to": job_id, "message": message, "input_reference": given}
+        return self.store.submit(self.pipe, job, job_id=job_id, **options).job_id
 
     def job(self, job_id: str) -> Job:
         """The record, which must be there."""

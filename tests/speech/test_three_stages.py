@@ -10,13 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy
 import psutil
 import pytest
 
-from omniqueue import audio
 from omniqueue.job import Job
-from omniqueue.payloads import Tensor
+from tests.engines import handover
 from tests.engines.handover import Native
 from tests.engines.handover_cases import PIPELINES, Request
 from tests.pipeline import conftest
@@ -34,15 +32,8 @@ CONVERSATION = [
 ]
 
 
-def file_of(wave: Any) -> bytes:
-    """A wave as the file that a client gets."""
-    samples = numpy.ascontiguousarray(wave.reshape(-1), dtype=numpy.float32)
-    content, _, _ = audio.encode(Tensor("float32", samples.shape, memoryview(samples).cast("B")), 24_000, "wav")
-    return content
-
-
 def wave(native: Native, request: Request) -> bytes:
-    return file_of(native.tensors[f"{request.name}:{VOCODER}/audio"])
+    return handover.wav(native.tensors[f"{request.name}:{VOCODER}/audio"], 24_000)
 
 
 def ask(product: Product, request: Request) -> tuple[int, Any]:

@@ -265,7 +265,7 @@ def test_a_missing_source_is_tried_again_and_then_told(records: Store, pipe: Pip
     error = job(records, job_id).error
     assert error is not None
     assert (error["code"], error["stage"], error["attempts"]) == ("payload_error", 1, 2)
-    assert job_id in error["message"]
+    assert f"stage 0 -> stage 1: Payload {first.payloads.name(job_id, 0, 1)} " in error["message"]
 
 
 def test_progress_of_all_items_is_summed(records: Store, pipe: Pipeline, host_of: HostOf) -> None:
