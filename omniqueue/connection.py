@@ -10,7 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from omniqueue import errors
+from omniqueue import errors, functions
 
 
 def connect(url: str, timeout_s: float, **options: Any) -> redis.Redis:
@@ -41,4 +41,6 @@ def reachable() -> Iterator[None]:
     except redis.ResponseError as exc:
         if "MISCONF" in str(exc):  # it takes no more writes
             raise errors.BrokerUnavailable("Redis cannot write to its disk, so nothing was accepted.") from exc
+        if functions.missing(exc):  # again, right after it was loaded
+            raise errors.BrokerUnavailable("Redis does not keep functions, so nothing was accepted.") from exc
         raise

@@ -14,6 +14,7 @@ there and claims its stage, as soon as the first is done. The worker is woken on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -36,6 +37,7 @@ _ADDRESS = ("host", "port", "path", "db", "username", "password", "socket_connec
 #: Error replies that are not the fault of the command, by their first word.
 _ERRORS = {
     "LOADING": redis.BusyLoadingError,
+    "NOPERM": redis.exceptions.NoPermissionError,
     "READONLY": redis.ReadOnlyError,
     "OOM": redis.OutOfMemoryError,
 }
@@ -136,7 +138,8 @@ class Link:
     async def _open(self) -> _Wire:
         async with self._opening:
             if self._wire is None or self._wire.transport.is_closing():
-                opened = self._kind(**self._options, protocol=2)
+                # The time-out is for the login: reads of redis-py's own would wait for ever.
+                opened = self._kind(**self._options, protocol=2, socket_timeout=self.timeout_s)
                 await opened.connect()
                 self._wire = _Wire(opened)
                 self.name = await self.ask("CLIENT", "ID")
@@ -218,8 +221,9 @@ class HotPath:
         await self._unblock(self._listening)
 
     async def _unblock(self, link: Link) -> None:
+        # A user of Redis without the right to: the wait then ends by itself.
         if link.name is not None:
-            with reachable():
+            with reachable(), contextlib.suppress(redis.exceptions.NoPermissionError):
                 await self._calls.ask("CLIENT", "UNBLOCK", link.name)
 
     def close(self) -> None:

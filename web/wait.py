@@ -184,8 +184,10 @@ class ReplyWaiter:
             known = {job_id: self._waiting[job_id] for job_id in job_ids if job_id in self._waiting}
             whole = [job_id for job_id, who in known.items() if not all(waiting.follows for waiting in who)]
         records: dict[str, job.Job] = {}
-        with contextlib.suppress(errors.BrokerUnavailable):  # then each looks for itself
+        try:
             records = self._store.ended(whole) if whole else {}
+        except Exception as exc:  # noqa: BLE001 - each looks for itself then: one bad record is nobody else's fault
+            log.warning("action=records_not_read jobs=%s error=%s", len(whole), exc)
         with self._lock:
             for job_id in known:
                 for waiting in self._waiting.get(job_id, ()):

@@ -32,6 +32,11 @@ class Gate:
             self._tell()
         return entered
 
+    @property
+    def closed(self) -> bool:
+        """Whether somebody is or wants to be alone."""
+        return self._alone or self._wanting > 0
+
     def leave(self, alone: bool) -> None:
         """Leave as entered."""
         if alone:
@@ -41,7 +46,7 @@ class Gate:
         self._tell()
 
     def _open(self, alone: bool) -> bool:
-        return not self._alone and not (self._together if alone else self._wanting)
+        return not (self._alone or self._together) if alone else not self.closed
 
     async def _until(self, alone: bool, timeout_s: float) -> bool:
         loop = asyncio.get_running_loop()

@@ -65,6 +65,10 @@ class StageHost:
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
         self._thread.start()
 
+    def free(self) -> int:
+        """How many more attempts can run; none beside one that is to be alone, so that others get their messages."""
+        return 0 if self._gate.closed else self.seats.free()
+
     def begin(self, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         """Run an attempt; on the loop."""
         attempt = self.loop.create_task(work)
@@ -116,6 +120,8 @@ class StageHost:
             finally:
                 if entered:
                     self._gate.leave(alone)
+                if alone:
+                    self.seats.changed.set()
             alone = entered or alone
 
     async def claim(self, job_id: str, stage_id: int, *, alone: bool = False) -> Claim | str:

@@ -99,9 +99,10 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     def __init__(self, *args: Any, worker: Any, host: StageHost, **options: Any) -> None:
         self.worker, self.host = worker, host
         self._untold: deque[tuple[str, dict[str, Any]]] = deque()
-        #: While the loop waits for the most urgent messages; while it listens for others.
+        #: While the loop waits for the most urgent messages; while it does not listen for others.
         self._waiting = asyncio.Event()
-        self._listens = False
+        self._silent = asyncio.Event()
+        self._silent.set()
         #: Redis was away, and may have given what nobody heard of.
         self._unheard = False
         self._taking: Future[None] | None = None
@@ -152,13 +153,16 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
         more = True
         try:
             while not stopped.is_set():
-                free = host.seats.free()
-                if free <= 0:
+                free = host.free()
+                if self._unheard:  # nothing is on its way now that would be taken for what nobody heard of
+                    self._unheard = False
+                    await self._surely(asyncio.to_thread(host.disown))
+                elif free <= 1 and not self._silent.is_set():
+                    await self._listen_no_more()  # which may take what room there is
+                elif free <= 0:
                     host.seats.changed.clear()
-                    await self._listen_no_more()
                     await host.seats.changed.wait()
                 elif free == 1:
-                    await self._listen_no_more()
                     await self._surely(host.hot.listen(lists, WAIT_S, self._begin))
                 else:
                     most = min(_MOST, -(-free // 2))
@@ -171,21 +175,20 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
                     more = taken is not None and len(taken) == most
                     for _ in range(_TURNS if taken else 0):
                         await asyncio.sleep(0)
+            await self._listen_no_more()
         finally:
             others.cancel()
 
     async def _listen_no_more(self) -> None:
-        if self._listens:
+        """Once this returns, no less urgent message is on its way."""
+        if not self._silent.is_set():
             await self._surely(self.host.hot.listen_no_more())
+            await self._silent.wait()
 
     async def _surely(self, asked: Awaitable[T]) -> T | None:
         """What Redis answers; None, after a pause, when it did not. A loop that ended would leave the worker deaf."""
         try:
-            answer = await asked
-            if self._unheard:
-                self._unheard = False
-                await asyncio.to_thread(self.host.disown)
-            return answer
+            return await asked
         except errors.BrokerUnavailable:
             self._unheard = True
         except Exception:
@@ -202,11 +205,11 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
 
         while not stopped.is_set():
             await self._waiting.wait()
-            self._listens = True
+            self._silent.clear()
             try:
                 await self._surely(self.host.hot.listen(lists, WAIT_S, begin))
             finally:
-                self._listens = False
+                self._silent.set()
             if not self._waiting.is_set():  # there is less room now than when the other wait began
                 await self._surely(self.host.hot.look_again())
 

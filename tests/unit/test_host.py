@@ -12,20 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 
-from omniqueue import chain, errors, media, tasks
+from omniqueue import chain, errors, hotpath, media, tasks
 from omniqueue.calls import Call
 from omniqueue.engines.base import Progress, StageOutput, StageRequest
 from omniqueue.engines.fake import FakeEngine
 from omniqueue.job import Job, JobState
+from omniqueue.messages import message
 from omniqueue.payloads import PayloadStore
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.store import Claim, Store
 from tests.unit import support
 from tests.unit.test_chain import messages
 from workers import host as host_module
-from workers import inputs
+from workers import inputs, intake
 from workers.host import StageHost, worker_name
 
 pytestmark = pytest.mark.usefixtures("broker")
@@ -89,6 +91,12 @@ def host_of(records: Store, shm: PayloadStore, tmp_path: Path) -> Iterator[HostO
     for one in made:
         one.close()
         one.close()
+
+
+class Worker:
+    """What intake.py asks of Celery's consumer when there are no monitors."""
+
+    hostname, event_dispatcher = "w@here", None
 
 
 def engine_of(host: StageHost) -> Scripted:
@@ -650,11 +658,15 @@ def test_the_last_attempt_waits_until_nothing_else_runs_in_the_worker(
     second, passed = in_background(host, twice)
     while not host._gate._wanting:
         time.sleep(0.002)
+    assert host.free() == 0  # what it would take now may run elsewhere
+    host.seats.changed.clear()
     open_gate(host, "wait")
     first.join()
     second.join()
     assert passed == [True]
     assert beside == [set()]
+    assert host.seats.changed.is_set()
+    assert host.free() == pipe.stages[0].max_num_seqs
 
 
 # -- shutting down -----------------------------------------------------------------------------------------------------
@@ -796,3 +808,40 @@ def test_an_engine_that_tries_to_end_the_process_fails_its_request_only(
     assert not tasks.attempt_stage(host, bad, 0)
     assert raised.__name__ in str(job(records, bad).error)
     assert tasks.attempt_stage(host, good, 0)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_engine_is_never_given_more_than_it_takes_at_once_whatever_the_priorities(
+    records: Store, pipe: Pipeline, host_of: HostOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = dataclasses.replace(pipe.stages[0], max_num_seqs=2, engine_args={"delay_s": 0.02})
+    host = host_of(dataclasses.replace(pipe, stages=(narrow, *pipe.stages[1:])))
+    most, taker = [0], intake.Intake(None, [kombu.Queue(narrow.queue)], worker=Worker(), host=host)
+    engine_of(host).script = lambda request: most.append(len(engine_of(host).inside) + 1)
+    heard = hotpath._Wire.data_received
+
+    def slowly(wire: hotpath._Wire, data: bytes) -> None:
+        """What was said at the same time on another connection comes in before."""
+        wire._loop.call_later(0.01 if wire is host.hot._listening._wire else 0.0, heard, wire, data)
+
+    monkeypatch.setattr(hotpath._Wire, "data_received", slowly)
+    jobs = []
+    taker.consume()
+    try:
+        for _ in range(2):
+            while records.client.info("clients")["blocked_clients"] < 2:  # type: ignore[index]
+                time.sleep(0.01)
+            with records.client.pipeline() as together:
+                for priority in (0, 3, 6):
+                    jobs.append(records.submit(host.pipe, JOB, priority=priority).job_id)
+                    made = message(pipe, jobs[-1], 0, priority)
+                    together.lpush(made.list, made.text)
+                together.execute()
+            while records.waiting(narrow.queue)[0] or host.held():
+                time.sleep(0.005)
+    finally:
+        taker.cancel()
+    assert {job(records, job_id).stages[0].state for job_id in jobs} == {"done"}
+    assert max(most) == 2

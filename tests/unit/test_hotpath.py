@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from omniqueue import calls, embedded, errors, messages, store
+from omniqueue import calls, embedded, errors, functions, messages, store
 from omniqueue.hotpath import HotPath, Link
 from omniqueue.pipeline import Pipeline
 from tests.unit import support
@@ -114,6 +114,56 @@ def test_a_redis_that_hangs_is_unavailable_after_the_time_out_and_reached_again_
             finally:
                 process.send_signal(signal.SIGCONT)
             assert await link.ask("PING") == "PONG"
+
+    run(work)
+
+
+def test_a_login_that_is_never_answered_ends_with_the_time_out() -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(mute, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, linked(store.connect(f"redis://127.0.0.1:{port}/1", 0.1), 0.1) as link:
+            with pytest.raises(redis.TimeoutError):
+                await link.ask("PING")
+
+    run(work)
+
+
+def test_a_function_that_is_missing_again_once_it_is_loaded_is_a_redis_that_is_away(
+    records: store.Store, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "name", lambda: "not_what_is_loaded")
+    monkeypatch.setattr(
+        functions, "library", lambda: "#!lua name=other\nredis.register_function('other', function() end)"
+    )
+    call = calls.claim(pipe, "a" * 32, 0, "w")
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            with pytest.raises(errors.BrokerUnavailable, match="functions"):
+                await hot.make(call)
+
+    run(work)
+    with pytest.raises(errors.BrokerUnavailable, match="functions"):
+        records.cancel("a" * 32)
+
+
+def test_a_user_who_may_not_end_a_wait_waits_it_out(own: embedded.EmbeddedValkey) -> None:
+    admin = store.connect(own.url, 5.0)
+    rights = ("on", ">word", "~*", "&*", "+@all", "-@dangerous")
+    admin.execute_command("ACL", "SETUSER", "worker", *rights)  # type: ignore[no-untyped-call]
+    records = store.Store(store.connect(f"{own.url}&username=worker&password=word", 5.0))
+
+    async def work() -> None:
+        async with hot_path(records) as hot:
+            waiting = asyncio.ensure_future(hot.listen(["later"], 0.5, print))
+            await blocked(store.Store(admin))
+            await hot.take_no_more()
+            await waiting
 
     run(work)
 

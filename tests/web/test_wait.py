@@ -105,6 +105,20 @@ def test_a_wait_ends_with_its_time(records: store.Store, waiter: wait.ReplyWaite
     assert 0.25 < time.monotonic() - started < 10
 
 
+def test_a_record_that_cannot_be_read_is_one_waiters_fault_only(
+    records: store.Store, waiter: wait.ReplyWaiter, pipe: Pipeline
+) -> None:
+    bad, good = submitted(records, pipe, waiter), submitted(records, pipe, waiter)
+    with waiter.expect(bad) as broken, waiter.expect(good) as whole:
+        broken.submitted = whole.submitted = True
+        records.client.hset(f"{records.namespace}:job:{bad}", "request", "{")
+        for job_id in (bad, good):
+            end(records, pipe, job_id) if job_id == good else records.cancel(job_id)
+        assert waiter.wait(whole, 5.0).state is JobState.SUCCEEDED
+        with pytest.raises(ValueError, match="Expecting"):
+            waiter.wait(broken, 5.0)
+
+
 def test_a_vanished_record_ends_the_wait(records: store.Store, waiter: wait.ReplyWaiter, pipe: Pipeline) -> None:
     job_id = submitted(records, pipe, waiter)
     after(0.1, lambda: records.client.delete(f"{records.namespace}:job:{job_id}"))
