@@ -59,6 +59,18 @@ class _Envelope(msgspec.Struct):
     body: str
 
 
+class _Properties(msgspec.Struct):
+    delivery_tag: str
+
+
+class _Foreign(msgspec.Struct):
+    """What kombu needs of a message that is for Celery; without it, it would end the worker."""
+
+    body: str
+    headers: dict[str, Any]
+    properties: _Properties
+
+
 _envelope = msgspec.json.Decoder(_Envelope)
 _body = msgspec.json.Decoder(tuple[tuple[str, int], msgspec.Raw, msgspec.Raw])
 
@@ -285,6 +297,7 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
     def _give_to_celery(self, text: str) -> None:
         try:
             raw = msgspec.json.decode(text)
+            msgspec.convert(raw, _Foreign)
         except msgspec.MsgspecError:
             log.error("action=not_a_message queue=%s text=%.200r", self.host.stage.queue, text)
             return

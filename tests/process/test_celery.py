@@ -129,3 +129,13 @@ def test_events_are_sent_while_somebody_has_asked_for_them(quick: Cluster) -> No
         assert (of(good)[0]["name"], of(good)[0]["args"]) == ("omniqueue.run_stage", f"({good}, 0)")
         assert {event["uuid"] for event in events} == {messages.task_id(job, 0) for job in (good, bad)}
         app.control.disable_events(destination=[name], reply=True, timeout=5.0)
+
+
+def test_what_is_no_message_at_all_is_logged_and_harms_nobody(quick: Cluster) -> None:
+    (worker,), _ = quick.workers(1, 1)
+    texts = ("x", "7", "null", "[]", "{}", '{"headers": 3}', '{"headers": {}, "body": "", "properties": {}}')
+    before = worker.text().count("action=not_a_message")
+    quick.store.client.lpush("stage0", *texts)
+    assert quick.ended(quick.submit("after those")).state is JobState.SUCCEEDED
+    eventually(lambda: worker.text().count("action=not_a_message") == before + len(texts))
+    assert worker.alive()
