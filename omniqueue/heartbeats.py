@@ -56,6 +56,8 @@ class Heartbeats:
             dead = [worker for worker, text in zip(ids, texts, strict=True) if text is None]
             if dead:
                 self.client.zrem(self._key("workers"), *dead)
+                # What one had no time to take from its hand waits in the record, and is enqueued again.
+                self.client.delete(*[hand(self.namespace, worker) for worker in dead])
         return [json.loads(text) for text in texts if text]
 
     def declare(self, pipe: pipeline.Pipeline) -> None:

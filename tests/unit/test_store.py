@@ -712,11 +712,14 @@ def test_a_worker_is_alive_while_it_beats(records: Store) -> None:
     assert records.workers() == [{"stage_id": 0}, {"stage_id": 1}]
     lives_ms = records.client.pttl(f"{records.namespace}:worker:w1")
     assert 0 < lives_ms <= heartbeats.HEARTBEAT_TTL_S * 1000  # type: ignore[operator]
+    for worker in ("w1", "w2"):
+        records.client.lpush(heartbeats.hand(records.namespace, worker), "a message")
     records.client.pexpire(f"{records.namespace}:worker:w1", 1)
     while len(records.workers()) == 2:
         time.sleep(0.005)
     assert records.workers() == [{"stage_id": 1}]
     assert records.client.zrange(f"{records.namespace}:workers", 0, -1) == ["w2"]
+    assert list(records.client.scan_iter("*:hand:*")) == [heartbeats.hand(records.namespace, "w2")]
 
 
 def test_a_worker_that_retires_is_gone_at_once(records: Store) -> None:
