@@ -237,14 +237,16 @@ class Store(Heartbeats, Meters):
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, Job]:
         """The records of those of ``job_ids`` that are terminal."""
-        ids = list(job_ids)
         with reachable():
-            pipe = self.client.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hgetall(self._key("job", job_id))
-            hashes = cast("list[dict[str, str]]", pipe.execute())
-        found = [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
-        return {one.id: one for one in found if one.state.terminal}
+            return {one.id: one for one in self._records(list(job_ids)) if one and one.state.terminal}
+
+    def _records(self, ids: Sequence[str]) -> list[Job | None]:
+        """Many records in one round trip; None for those that are gone."""
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.hgetall(self._key("job", job_id))
+        hashes = cast("list[dict[str, str]]", pipe.execute())
+        return [Job.from_hash(i, h) if h.get("state") else None for i, h in zip(ids, hashes, strict=True)]
 
     def jobs(self, pipeline_name: str, limit: int, bound: float | None = None, *, ascending: bool = False) -> list[Job]:
         """The newest jobs first, or the oldest; ``bound`` is a creation time to begin at, inclusive to the microsecond.
@@ -259,13 +261,10 @@ class Store(Heartbeats, Meters):
                 ids = cast("list[str]", self.client.zrangebyscore(key, edge, "+inf", start=0, num=limit))
             else:
                 ids = cast("list[str]", self.client.zrevrangebyscore(key, edge, "-inf", start=0, num=limit))
-            pipe = self.client.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hgetall(self._key("job", job_id))
-            hashes = cast("list[dict[str, str]]", pipe.execute() if ids else [])
-            if gone := [i for i, h in zip(ids, hashes, strict=True) if not h.get("state")]:
+            records = self._records(ids)
+            if gone := [job_id for job_id, record in zip(ids, records, strict=True) if record is None]:
                 self.client.zrem(key, *gone)  # records that went by their backstop
-        return [Job.from_hash(i, h) for i, h in zip(ids, hashes, strict=True) if h.get("state")]
+        return [record for record in records if record is not None]
 
     def running(self, job_ids: Iterable[str]) -> set[str]:
         """Those of ``job_ids`` that are not terminal."""
