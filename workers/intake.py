@@ -125,7 +125,7 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
 
     def consume(self, no_ack: bool | None = None) -> None:
         """Begin to take messages."""
-        if self._taking is None and self.queues:
+        if self._taking is None and self.host.stage.queue in self._queues:
             self._stopped = threading.Event()
             self._taking = self.host.call(self._take(self._stopped))
 
@@ -140,9 +140,10 @@ class Intake(kombu.Consumer):  # type: ignore[misc]
                 taking.result(timeout=self.host.hot.timeout_s + WAIT_S)
 
     def cancel_by_queue(self, queue: str) -> None:
-        """Remote control: leave the queue, until it is added again."""
+        """Remote control: leave the queue, until it is added again; all workers are told of one stage's."""
         self._queues.pop(queue, None)
-        self.cancel()
+        if queue == self.host.stage.queue:
+            self.cancel()
 
     def close(self) -> None:
         """As cancel."""

@@ -67,6 +67,18 @@ def test_a_queue_can_be_left_and_taken_up_again(slow: Cluster) -> None:
     assert slow.ended(job).state is JobState.SUCCEEDED
 
 
+def test_leaving_a_queue_is_said_to_all_and_heard_by_its_stage(slow: Cluster) -> None:
+    workers = [replica for (replica,) in slow.workers(1, 1)]
+    names = [node(worker, f"stage{k}") for k, worker in enumerate(workers)]
+    app.control.cancel_consumer("stage1", reply=True, timeout=5.0)
+    eventually(lambda: inspect(names[1]).active_queues()[names[1]] == [])
+    job = slow.submit("as far as stage 1")
+    slow.when_stage(job, 0, "done")
+    assert slow.job(job).stages[1].state == "queued"
+    app.control.add_consumer("stage1", destination=names[1:], reply=True, timeout=5.0)
+    assert slow.ended(job).state is JobState.SUCCEEDED
+
+
 def test_a_worker_told_to_shut_down_finishes_what_it_has_and_ends_well(slow: Cluster) -> None:
     (worker,), _ = slow.workers(1, 1)
     name = node(worker, "stage0")
