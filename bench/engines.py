@@ -1,8 +1,9 @@
 """Real engines: a tiny GLM-Image through the whole of omniqueue, and the same engines driven directly in this process.
 
-Sixteen pictures are asked for at once over HTTP. The AR stage takes all sixteen into one batch, so it has ended before
-the first picture is drawn: one burst tells both stages, each with the machine to itself. The engines alone get the same
-requests in turn with it, so that what else the machine does falls on both.
+Sixteen pictures are asked for at once over HTTP. The AR stage takes all sixteen into one batch. The DiT stage's worker
+has left its queue meanwhile (``celery control cancel_consumer``) and takes it up when the last of them is through, so
+that each stage has the machine to itself, as it would have its own GPU. The engines alone get the same requests in turn
+with it, so that what else the machine does falls on both.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import celery
 import psutil
 import yaml
 
-from omniqueue import demo, engines, params, store, up
+from omniqueue import demo, engines, params, settings, store, up
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.pipeline import Pipeline
 
 REQUESTS, SIZE = 16, "256x256"
 PROMPT = "A red apple on a white table"
 #: How often both are measured, after a first burst that warms caches up.
-ROUNDS = 3
+ROUNDS = 5
 BURST_S = 300.0
 
 
@@ -77,20 +79,66 @@ class Alone:
             engine.close()
 
 
-def through(machine: up.Machine, count: int) -> tuple[float, float]:
-    """Seconds that ``count`` pictures at once took in the AR stage, and from then to the last one's answer."""
+class Queue:
+    """A stage's queue, which its workers leave and take up again by Celery's remote control."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._control: Any = celery.Celery(broker=settings.load().celery_broker()).control
+        self._workers = self._consuming()
+
+    def _consuming(self) -> list[str]:
+        told = self._control.inspect(timeout=1.0).active_queues() or {}
+        return [worker for worker, queues in told.items() if self._name in [queue["name"] for queue in queues]]
+
+    def leave(self) -> None:
+        """Returns when no worker takes from it any more. Raises TimeoutError."""
+        self._control.cancel_consumer(self._name, destination=self._workers)
+        _eventually(lambda: not self._consuming())
+
+    def take_up(self) -> None:
+        """Have its workers take from it again."""
+        self._control.add_consumer(self._name, destination=self._workers)
+
+
+def _eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BURST_S
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Not within {BURST_S:.0f} s.")
+        time.sleep(0.1)
+
+
+def through(machine: up.Machine, count: int, later: Queue | None = None) -> tuple[float, float]:
+    """Seconds that ``count`` pictures at once took in the AR stage, and from then on to the last one's answer.
+
+    ``later`` is the DiT stage's queue, if it is to be left until the AR stage has done with all of them.
+    """
     body = {"prompt": PROMPT, "size": SIZE}
+    if later:
+        later.leave()
     start = time.time()
+
+    def written() -> list[float]:
+        """When the AR stage ended those that it has done with."""
+        jobs = machine.records.jobs(machine.pipe.name, count)
+        return [
+            job.stages[0].ended_at or 0.0 for job in jobs if job.created_at > start and job.stages[0].state == "done"
+        ]
+
     with ThreadPoolExecutor(count) as clients:
         asked = [
             clients.submit(demo.post, machine.options.port, "/v1/images/generations", {**body, "seed": seed})
             for seed in range(count)
         ]
+        _eventually(lambda: len(written()) == count)
+        begun = max(written())
+        if later:
+            begun = time.time()
+            later.take_up()
         for one in asked:
             one.result(BURST_S)
-    end = time.time()
-    written = max(job.stages[0].ended_at or end for job in machine.records.jobs(machine.pipe.name, count))
-    return written - start, end - written
+    return max(written()) - start, time.time() - begun
 
 
 def memory_bytes() -> int:
@@ -110,6 +158,7 @@ def throughput() -> dict[str, Any]:
         through(machine, REQUESTS)
         single = [through(machine, 1) for _ in range(3)]
         held = memory_bytes()
+        later = Queue(machine.pipe.stages[1].queue)
         alone = Alone(machine.pipe, model)
         stack.callback(alone.close)
         rounds: dict[str, list[tuple[float, float]]] = {"omniqueue": [], "engine alone": []}
@@ -120,7 +169,7 @@ def throughput() -> dict[str, Any]:
             tokens = sum(len(output.data["token_ids"]) for output in made)
             if number:
                 rounds["engine alone"].append((ar_s, dit_s))
-                rounds["omniqueue"].append(through(machine, REQUESTS))
+                rounds["omniqueue"].append(through(machine, REQUESTS, later))
                 told = ", ".join(f"{name} {times[-1][0]:.2f} + {times[-1][1]:.2f} s" for name, times in rounds.items())
                 print(f"round {number}: {told}", flush=True)
     ours = rounds["omniqueue"]
