@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from omniqueue import garbage
+
 #: No request of a measurement may take longer, in seconds.
 TIMEOUT_S = 120.0
+#: Requests of each client before its times count: with the first one, threads and connections are made.
+_WARM = 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def measure(
 
     ``request`` gets the client's number and raises when the answer is wrong. ``roles`` are process ids by role.
     """
-    _run(request, clients, warm=max(1, warm // clients))
+    garbage.settle()  # the clients' own pauses are not what is measured
+    _run(request, clients, warm=max(_WARM, warm // clients))
     cpu = Cpu(roles)
     start = time.monotonic()
     times = _run(request, clients, until=start + seconds)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench.closed_loop import TIMEOUT_S
-from omniqueue import chain, store
+from omniqueue import calls, chain, store
+from omniqueue.calls import Call
 from tests.process.cluster import Cluster, Process
 from web.wait import ReplyWaiter
 
@@ -39,24 +40,29 @@ def start_workers(cluster: Cluster, *options: str) -> list[Process]:
     return workers
 
 
-def submit(cluster: Cluster, reply_to: str, job_id: str | None = None) -> str:
-    """Accept one job as the router does; returns its id."""
-    job_id = job_id or store.new_id()
+def submission(cluster: Cluster, reply_to: str, job_id: str) -> Call[store.Submission]:
+    """The call that accepts a job, as the router makes it."""
     message = chain.message(cluster.pipe, cluster.store, store.Owed(job_id, 0), 0)
-    cluster.store.submit(cluster.pipe, JOB, job_id=job_id, reply_to=reply_to, message=message)
+    return calls.submit(cluster.pipe, JOB, job_id=job_id, reply_to=reply_to, message=message)
+
+
+def submit(cluster: Cluster, reply_to: str) -> str:
+    """Accept one job; returns its id."""
+    job_id = store.new_id()
+    cluster.store.make(submission(cluster, reply_to, job_id))
     return job_id
 
 
 @contextlib.contextmanager
 def python_client(cluster: Cluster) -> Iterator[Callable[[int], None]]:
-    """Submit and wait, as the router does."""
+    """Submit and wait, as the router does for every request."""
     waiter = ReplyWaiter(cluster.store)
     waiter.start()
 
     def request(_: int) -> None:
         job_id = store.new_id()
         with waiter.expect(job_id) as waiting:
-            submit(cluster, waiter.reply_to, job_id)
+            waiter.submit(waiting, submission(cluster, waiter.reply_to, job_id))
             record = waiter.wait(waiting, TIMEOUT_S)
         if record.result is None or record.result["data"][0]["text"] != JOB["prompt"]:
             raise ValueError(f"Not what was asked: {record}")

@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import celery
 import psutil
 import yaml
 
-from omniqueue import demo, engines, params, settings, store, up
+from omniqueue import celery_app, demo, engines, params, settings, store, up
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.pipeline import Pipeline
+from tests.process.cluster import publish_to
 
 REQUESTS, SIZE = 16, "256x256"
 PROMPT = "A red apple on a white table"
@@ -84,7 +84,8 @@ class Queue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._control: Any = celery.Celery(broker=settings.load().celery_broker()).control
+        publish_to(settings.load())
+        self._control: Any = celery_app.app.control
         self._workers = self._consuming()
 
     def _consuming(self) -> list[str]:

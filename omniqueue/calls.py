@@ -1,11 +1,13 @@
-"""The calls that every attempt makes, to claim a stage and to record it: what is asked, and what answers mean.
+"""The calls that every job needs, to accept it, to claim a stage and to record it: what is asked, what answers mean.
 
-Pure functions, because they are made in two ways: through redis-py by whoever is in a thread (store.py), and on a
-worker's event loop (hotpath.py).
+Pure functions, because they are made in two ways: through redis-py by whoever is in a thread (store.py), and on an
+event loop, a worker's (hotpath.py) or a router's (exchange.py).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json as jsonlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from omniqueue import payloads, pipeline
-from omniqueue.claims import Claim, Message
+from omniqueue import errors, payloads, pipeline
+from omniqueue.claims import Claim, Message, Submission
 
 T = TypeVar("T")
+IDEMPOTENCY_TTL_S = 24 * 3600
 #: A message, the job that it is for, and the claim, or why there is none.
 Taken = tuple[str, str, Claim | str]
 
@@ -47,6 +50,61 @@ def json(value: Any) -> str:
 
 def _reference(text: str) -> payloads.Reference:
     return payloads.Reference.from_json(msgspec.json.decode(text))
+
+
+def digest(request: Mapping[str, Any]) -> str:
+    """Fingerprint of a request, to tell a retry from another request under the same idempotency key."""
+    return hashlib.sha256(jsonlib.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def submit(
+    pipe: pipeline.Pipeline,
+    request: Mapping[str, Any],
+    *,
+    job_id: str | None = None,
+    reply_to: str = "",
+    timeout_s: float | None = None,
+    priority: int = 0,
+    input_reference: payloads.Reference | None = None,
+    idempotency_key: str = "",
+    request_digest: str | None = None,
+    message: Message | None = None,
+    trace: str = "",
+) -> Call[Submission]:
+    """Write the record of a new job and enqueue ``message``; without one the caller enqueues, once that is done.
+
+    ``request_digest`` tells a retry under the same ``idempotency_key`` from another request; give one when ``request``
+    holds what was drawn at random, such as a seed. ``trace`` names the span of the request.
+
+    Its ``read`` raises QueueFull, and Conflict (the idempotency key was used for another request).
+    """
+    job_id = job_id or new_id()
+    record = {
+        "pipeline": pipe.name,
+        "fingerprint": pipe.fingerprint,
+        "request": json(request),
+        "digest": (request_digest or digest(request)) if idempotency_key else "",
+        "stages": str(len(pipe.stages)),
+        "queues": json([stage.queue for stage in pipe.stages]),
+        "names": json([stage.name for stage in pipe.stages]),
+        "timeout": str(timeout_s or pipe.request_timeout_s),
+        "priority": str(priority),
+        "max_attempts": str(pipe.max_attempts),
+        "ttl": str(pipe.result_ttl_s),
+        "reply": reply_to,
+        "input": json(input_reference.to_json()) if input_reference else "",
+        **({"trace": trace} if trace else {}),
+    }
+    limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
+
+    def read(answer: list[Any]) -> Submission:
+        if answer[0] == "full":
+            raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
+        if answer[0] == "differs":
+            raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
+        return Submission(job_id=answer[1], existing=answer[0] == "existing")
+
+    return Call("submit", (job_id, json(record), *limits, *flat(message)), read)
 
 
 def claim(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from importlib import resources
+from typing import Any
 
 
 @functools.cache
@@ -25,6 +26,11 @@ def name() -> str:
 def library() -> str:
     """What FUNCTION LOAD takes."""
     return f"#!lua name={name()}\nredis.register_function('{name()}', (function()\n{_source()}\nend)())\n"
+
+
+def command(namespace: str, operation: str, *args: Any) -> tuple[Any, ...]:
+    """What asks Redis for one of its operations."""
+    return ("FCALL", name(), 0, operation, namespace, *args)
 
 
 def missing(error: Exception) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 
 class JobState(str, enum.Enum):
@@ -86,7 +87,7 @@ class Job:
             deadline=float(fields["deadline"]),
             finished_at=_number(fields.get("finished")),
             priority=int(fields["priority"]),
-            request=json.loads(fields["request"]),
+            request=msgspec.json.decode(fields["request"]),
             stages=tuple(_stage(k, fields) for k in range(int(fields["stages"]))),
             result=_json(fields.get("result")),
             error=_json(fields.get("error")),
@@ -115,4 +116,4 @@ def _number(text: str | None) -> float | None:
 
 
 def _json(text: str | None) -> Any:
-    return json.loads(text) if text else None
+    return msgspec.json.decode(text) if text else None

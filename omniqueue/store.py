@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import redis
 
-from omniqueue import calls, errors, functions, payloads, pipeline, settings
+from omniqueue import calls, functions, settings
+from omniqueue.calls import digest as digest
 from omniqueue.calls import new_id as new_id
 from omniqueue.claims import Claim as Claim
 from omniqueue.claims import Message as Message
@@ -22,7 +22,6 @@ from omniqueue.heartbeats import Heartbeats
 from omniqueue.job import Job, JobState
 from omniqueue.meters import Meters
 
-IDEMPOTENCY_TTL_S = 24 * 3600
 #: An engine may say why at any length; a record stays small.
 _REASON_CHARS = 4000
 
@@ -30,18 +29,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def digest(request: Mapping[str, Any]) -> str:
-    """Fingerprint of a request, to tell a retry from another request under the same idempotency key."""
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _at_once(made: Callable[P, calls.Call[T]]) -> Callable[Concatenate[Store, P], T]:
     """One of the calls of calls.py as a method that makes it."""
 
     @functools.wraps(made)
     def method(self: Store, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = made(*args, **kwargs)
-        return call.read(self._call(call.operation, *call.args))
+        return self.make(made(*args, **kwargs))
 
     return cast("Callable[Concatenate[Store, P], T]", method)
 
@@ -66,6 +59,15 @@ class Store(Heartbeats, Meters):
         pool = redis.ConnectionPool(other.client.connection_pool.connection_class, **kwargs)
         return cls(redis.Redis(connection_pool=pool), other.namespace, holds_queues=other.holds_queues)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long Redis may take to answer."""
+        return float(self.client.connection_pool.connection_kwargs["socket_timeout"])
+
+    def make(self, call: calls.Call[T]) -> T:
+        """Make one of the calls of calls.py."""
+        return call.read(self._call(call.operation, *call.args))
+
     def _call(self, operation: str, *args: Any) -> list[Any]:
         with reachable():
             try:
@@ -76,6 +78,14 @@ class Store(Heartbeats, Meters):
             self.client.function_load(functions.library(), replace=True)
             return cast("list[Any]", self.client.fcall(functions.name(), 0, operation, self.namespace, *args))
 
+    def record_key(self, job_id: str) -> str:
+        """The hash that a job is kept in."""
+        return self._key("job", job_id)
+
+    def reply_key(self, reply_to: str) -> str:
+        """The list in which a router process is told of its jobs."""
+        return self._key("reply", reply_to)
+
     def ping(self) -> None:
         """Raise BrokerUnavailable unless Redis answers."""
         with reachable():
@@ -83,55 +93,7 @@ class Store(Heartbeats, Meters):
 
     # -- a job's life ------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        pipe: pipeline.Pipeline,
-        request: Mapping[str, Any],
-        *,
-        job_id: str | None = None,
-        reply_to: str = "",
-        timeout_s: float | None = None,
-        priority: int = 0,
-        input_reference: payloads.Reference | None = None,
-        idempotency_key: str = "",
-        request_digest: str | None = None,
-        message: Message | None = None,
-        trace: str = "",
-    ) -> Submission:
-        """Write the record of a new job and enqueue ``message``; without one the caller enqueues, once this returns.
-
-        ``request_digest`` tells a retry under the same key from another request; give one when ``request`` holds what
-        was drawn at random, such as a seed.
-
-        ``trace`` names the span of the request.
-
-        Raises QueueFull, Conflict (the idempotency key was used for another request), BrokerUnavailable.
-        """
-        job_id = job_id or new_id()
-        record = {
-            "pipeline": pipe.name,
-            "fingerprint": pipe.fingerprint,
-            "request": calls.json(request),
-            "digest": request_digest or digest(request),
-            "stages": str(len(pipe.stages)),
-            "queues": calls.json([stage.queue for stage in pipe.stages]),
-            "names": calls.json([stage.name for stage in pipe.stages]),
-            "timeout": str(timeout_s or pipe.request_timeout_s),
-            "priority": str(priority),
-            "max_attempts": str(pipe.max_attempts),
-            "ttl": str(pipe.result_ttl_s),
-            "reply": reply_to,
-            "input": calls.json(input_reference.to_json()) if input_reference else "",
-            **({"trace": trace} if trace else {}),
-        }
-        limits = (pipe.max_queue, idempotency_key, int(IDEMPOTENCY_TTL_S))
-        answer = self._call("submit", job_id, calls.json(record), *limits, *calls.flat(message))
-        if answer[0] == "full":
-            raise errors.QueueFull(f"{pipe.name} has {pipe.max_queue} jobs in hand, which is all it accepts.")
-        if answer[0] == "differs":
-            raise errors.Conflict("This Idempotency-Key was used for a different request.", param="Idempotency-Key")
-        return Submission(job_id=answer[1], existing=answer[0] == "existing")
-
+    submit = _at_once(calls.submit)
     claim = _at_once(calls.claim)
     finish = _at_once(calls.finish)
 
@@ -232,19 +194,14 @@ class Store(Heartbeats, Meters):
     def job(self, job_id: str) -> Job | None:
         """The record, or None."""
         with reachable():
-            fields = cast("dict[str, str]", self.client.hgetall(self._key("job", job_id)))
+            fields = cast("dict[str, str]", self.client.hgetall(self.record_key(job_id)))
         return Job.from_hash(job_id, fields) if fields.get("state") else None
-
-    def ended(self, job_ids: Iterable[str]) -> dict[str, Job]:
-        """The records of those of ``job_ids`` that are terminal."""
-        with reachable():
-            return {one.id: one for one in self._records(list(job_ids)) if one and one.state.terminal}
 
     def _records(self, ids: Sequence[str]) -> list[Job | None]:
         """Many records in one round trip; None for those that are gone."""
         pipe = self.client.pipeline(transaction=False)
         for job_id in ids:
-            pipe.hgetall(self._key("job", job_id))
+            pipe.hgetall(self.record_key(job_id))
         hashes = cast("list[dict[str, str]]", pipe.execute())
         return [Job.from_hash(i, h) if h.get("state") else None for i, h in zip(ids, hashes, strict=True)]
 
@@ -272,7 +229,7 @@ class Store(Heartbeats, Meters):
         with reachable():
             pipe = self.client.pipeline(transaction=False)
             for job_id in ids:
-                pipe.hget(self._key("job", job_id), "state")
+                pipe.hget(self.record_key(job_id), "state")
             states = pipe.execute()
         return {i for i, state in zip(ids, states, strict=True) if state and not JobState(state).terminal}
 
@@ -284,7 +241,7 @@ class Store(Heartbeats, Meters):
     def priority(self, job_id: str) -> int:
         """The priority a job was accepted with: 0 (most urgent, also for a job that is gone) to 9."""
         with reachable():
-            return int(cast("str | None", self.client.hget(self._key("job", job_id), "priority")) or 0)
+            return int(cast("str | None", self.client.hget(self.record_key(job_id), "priority")) or 0)
 
     def waiting(self, queue: str) -> tuple[int, float]:
         """How many jobs wait in ``queue``, and for how long the oldest has, in seconds."""
@@ -309,8 +266,8 @@ class Store(Heartbeats, Meters):
     # -- replies and control: lists, since a subscription loses what is said while it reconnects -----------------------
 
     def replies(self, reply_to: str, timeout_s: float, most: int = 256) -> list[str]:
-        """Ids of jobs that ended, for the router process ``reply_to``; waits at most ``timeout_s``."""
-        return self._pop(self._key("reply", reply_to), timeout_s, most)
+        """Ids of jobs that ended, for the process ``reply_to``; waits at most ``timeout_s``."""
+        return self._pop(self.reply_key(reply_to), timeout_s, most)
 
     def controls(self, worker: str, timeout_s: float) -> set[tuple[str, int, int]]:
         """(job, stage, attempt) that ``worker`` must stop; waits at most ``timeout_s``."""

@@ -17,7 +17,7 @@ import flask
 from gunicorn import util
 from gunicorn.app.base import BaseApplication
 
-from omniqueue import catalog, embedded, errors, logs, media, settings, tracing
+from omniqueue import catalog, embedded, errors, garbage, logs, media, settings, tracing
 from web import keys
 
 #: Beyond the grace period in which waiting requests are answered: time to send the answers, in seconds.
@@ -79,6 +79,7 @@ def _start_worker(worker: Any) -> None:
 
     router = services.of(worker.wsgi)
     router.start()
+    garbage.settle()
 
     def on_term(number: int, frame: Any) -> None:
         router.shut_down()

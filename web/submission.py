@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 import socket
@@ -14,7 +15,8 @@ from typing import Any
 import flask
 import msgspec
 
-from omniqueue import chain, errors, job, logs, payloads, store
+from omniqueue import calls, chain, errors, job, logs, payloads, store
+from omniqueue.calls import Call
 from omniqueue.pipeline import Pipeline
 from web import traces, wait
 from web.services import Services
@@ -73,32 +75,39 @@ def idempotency_key(value: str | None) -> str:
     return value
 
 
-def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "") -> store.Submission:
+Make = Callable[[Call[store.Submission]], store.Submission]
+
+
+def accept(services: Services, ask: Ask, job_id: str, reply_to: str = "", make: Make | None = None) -> store.Submission:
     """Write the job's record, then enqueue its first stage; a job that a retry finds is only named.
+
+    ``make`` makes the call, in place of the store.
 
     Raises Busy, Conflict, BrokerUnavailable, NoRoom: in each case nothing was enqueued.
     """
     owed = store.Owed(job_id, 0)
     message = chain.message(ask.pipeline, services.store, owed, ask.priority)
     given = services.payloads.put(services.payloads.input_name(job_id), ask.inputs) if ask.inputs else None
+    call = calls.submit(
+        ask.pipeline,
+        ask.job,
+        job_id=job_id,
+        reply_to=reply_to,
+        timeout_s=ask.timeout_s,
+        priority=ask.priority,
+        input_reference=given,
+        idempotency_key=ask.idempotency_key,
+        request_digest=ask.digest or None,
+        message=message,
+        trace=traces.parent(),
+    )
     try:
-        submission = services.store.submit(
-            ask.pipeline,
-            ask.job,
-            job_id=job_id,
-            reply_to=reply_to,
-            timeout_s=ask.timeout_s,
-            priority=ask.priority,
-            input_reference=given,
-            idempotency_key=ask.idempotency_key,
-            request_digest=ask.digest or None,
-            message=message,
-            trace=traces.parent(),
-        )
-    except (errors.QueueFull, errors.Conflict) as exc:
+        submission = (make or services.store.make)(call)
+    except errors.QueueFull as exc:
         _release(services, given)
-        if isinstance(exc, errors.QueueFull):
-            raise Busy(exc.message, _retry_after_s(services, ask.pipeline)) from exc
+        raise _busy(services, ask, exc) from exc
+    except errors.Conflict:
+        _release(services, given)
         raise
     logs.now_about(job=submission.job_id)
     flask.g.job_id = submission.job_id  # every answer from here on names the job
@@ -123,9 +132,16 @@ def complete(services: Services, ask: Ask) -> job.Job:
     """
     waiter, job_id = services.waiter, store.new_id()
     with waiter.expect(job_id) as waiting:
-        submission = accept(services, ask, job_id, waiter.reply_to)
+        # Nothing has to be done with the answer: it comes while the job runs, and no thread wakes up for it.
+        soon = services.store.holds_queues and not ask.inputs and not ask.idempotency_key
+        make = functools.partial(waiter.submit, waiting) if soon else None
+        submission = accept(services, ask, job_id, waiter.reply_to, make)
         if not submission.existing:
-            return _succeeded(_wait_for_client(services, ask, waiting))
+            try:
+                return _succeeded(_wait_for_client(services, ask, waiting))
+            except errors.QueueFull as exc:
+                flask.g.pop("job_id")  # there is no such job
+                raise _busy(services, ask, exc) from exc
     with waiter.expect(submission.job_id) as waiting:
         waiting.woken.set()  # it may have ended long ago
         return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))
@@ -210,6 +226,10 @@ def _succeeded(record: job.Job) -> job.Job:
     if record.state is not job.JobState.SUCCEEDED:
         raise JobEnded(record)
     return record
+
+
+def _busy(services: Services, ask: Ask, exc: errors.QueueFull) -> Busy:
+    return Busy(exc.message, _retry_after_s(services, ask.pipeline))
 
 
 def _retry_after_s(services: Services, pipe: Pipeline) -> int:

@@ -1,4 +1,4 @@
-"""How a request waits for its job: one thread per process reads the replies and wakes whoever waits.
+"""How a request submits its job and waits for it: one thread per process asks Redis for all of them (exchange.py).
 
 A reply is a hint. The job record is the truth, so a waiter whose reply was lost (Redis restarted, the list expired) is
 woken too, by a look at the records of all that wait, twice a second.
@@ -6,16 +6,20 @@ woken too, by a look at the records of all that wait, twice a second.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from omniqueue import errors, job, store
+from omniqueue.calls import Call
+from omniqueue.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +50,42 @@ class Waiting:
     submitted: bool = False
     #: Wants to hear whatever is said of the job while it runs, and reads the record itself.
     follows: bool = False
-    #: The terminal record, if it was read for this one.
-    record: job.Job | None = None
+    #: The job's record as Redis keeps it, if it was read for this one.
+    fields: Mapping[str, str] = field(default_factory=dict)
+    #: The submission, if it was left to be sent, and when (monotonic, in seconds).
+    call: Call[store.Submission] | None = None
+    sent_at: float = 0.0
+    #: What came instead of a plain yes.
+    refusal: Any = None
+
+    def hear(self, answer: Any) -> None:
+        """Called with the answer to the submission, or with the error that came instead."""
+        if isinstance(answer, list) and answer[0] == "ok":
+            self.submitted = True
+        else:
+            self.refusal = answer
+            self.woken.set()
+
+    def record(self) -> job.Job | None:
+        """The record that was read, if it is terminal."""
+        fields, self.fields = self.fields, {}
+        if not fields.get("state") or not job.JobState(fields["state"]).terminal:
+            return None
+        return job.Job.from_hash(self.job_id, fields)
 
 
 class ReplyWaiter:
     """The waiting requests of one process."""
 
     def __init__(self, records: store.Store) -> None:
-        """``records`` answers quickly or fails; the blocking reads use a store of their own."""
+        """``records`` answers quickly or fails."""
         self._store = records
         self._waiting: dict[str, set[Waiting]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._reply_to = ""
         self._released = False
+        self._exchange: Exchange | None = None
 
     @property
     def reply_to(self) -> str:
@@ -71,7 +96,8 @@ class ReplyWaiter:
         """Start the thread, in a process that has none."""
         self._reply_to = f"{socket.gethostname()}.{os.getpid()}.{store.new_id()[:12]}"
         self._stop = threading.Event()
-        threading.Thread(target=self._loop, args=(self._stop,), name="replies", daemon=True).start()
+        serve = self._serve(self._stop)
+        threading.Thread(target=asyncio.run, args=(serve,), name="replies", daemon=True).start()
 
     def stop(self) -> None:
         """Let the thread end, within its wait for a reply."""
@@ -96,20 +122,50 @@ class ReplyWaiter:
                 if not others:
                     del self._waiting[job_id]
 
+    def submit(self, waiting: Waiting, call: Call[store.Submission]) -> store.Submission:
+        """Have a new job submitted, and do not wait for it: what Redis has against it is raised by :meth:`wait`.
+
+        Not for what may have been submitted before.
+        """
+        waiting.call, waiting.sent_at = call, time.monotonic()
+        try:
+            if self._exchange is None:
+                raise RuntimeError("The thread does not run.")
+            self._exchange.send(call, waiting.hear)
+        except RuntimeError as exc:
+            waiting.hear(exc)
+        return store.Submission(waiting.job_id, existing=False)
+
+    def _settle(self, waiting: Waiting, call: Call[store.Submission]) -> None:
+        """Raise why there is no job; what went wrong on the way to Redis is tried again at once, and waited for."""
+        refusal, waiting.refusal = waiting.refusal, None
+        if isinstance(refusal, errors.BrokerUnavailable):
+            raise refusal
+        if isinstance(refusal, Exception):
+            self._store.make(call)
+        else:
+            call.read(refusal)
+        waiting.submitted = True
+
     def wait(self, waiting: Waiting, timeout_s: float, left: Callable[[], bool] = lambda: False) -> job.Job:
         """The job's record once it is terminal; ``left`` tells whether nobody wants it any more.
 
-        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``, ClientLeft, ShuttingDown.
+        Raises JobFailed when the record has vanished, JobExpired after ``timeout_s``, ClientLeft, ShuttingDown,
+        and what a submission raises if it was left to :meth:`submit`.
         """
-        waiting.submitted = True
+        waiting.submitted = waiting.submitted or waiting.call is None
         deadline = time.monotonic() + timeout_s
         while (remaining_s := deadline - time.monotonic()) > 0:
             if not waiting.woken.wait(min(remaining_s, RECHECK_S)):
-                if left():
+                if waiting.submitted and left():
                     raise ClientLeft(f"The client of job {waiting.job_id} closed its connection.")
+                if not waiting.submitted and time.monotonic() - waiting.sent_at > self._store.timeout_s:
+                    raise errors.BrokerUnavailable()
                 continue
             waiting.woken.clear()
-            record = waiting.record or self._ended(waiting.job_id)
+            if waiting.refusal is not None and waiting.call is not None:
+                self._settle(waiting, waiting.call)
+            record = waiting.record() or (self._ended(waiting.job_id) if waiting.submitted else None)
             if record is not None:
                 return record
             if self._released:
@@ -156,42 +212,44 @@ class ReplyWaiter:
 
     # -- the waking side ---------------------------------------------------------------------------------------------
 
-    def _loop(self, stop: threading.Event) -> None:
-        listener = store.Store.listener(self._store)
+    async def _serve(self, stop: threading.Event) -> None:
+        exchange = self._exchange = Exchange(self._store, self._reply_to)
         checked_at = time.monotonic()
         while not stop.is_set():
             try:
-                self._wake(listener.replies(self._reply_to, RECHECK_S))
+                await self._wake(exchange, await exchange.replies(RECHECK_S))
                 if time.monotonic() - checked_at >= RECHECK_S:
                     checked_at = time.monotonic()
-                    self._recheck()
+                    await self._recheck(exchange)
             except errors.BrokerUnavailable:
-                stop.wait(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
             except Exception:  # a waiter that dies would leave every request to its deadline
                 log.exception("action=replies_failed")
-                stop.wait(_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+        self._exchange = None
+        await exchange.close()
 
-    def _recheck(self) -> None:
+    async def _recheck(self, exchange: Exchange) -> None:
         """Wake those whose job is terminal or gone although no reply said so."""
         with self._lock:
             known = {job_id for job_id, all_of_it in self._waiting.items() if any(one.submitted for one in all_of_it)}
         if known:
-            self._wake(known - self._store.running(known))
+            await self._wake(exchange, known - await asyncio.to_thread(self._store.running, known))
 
-    def _wake(self, job_ids: Iterable[str]) -> None:
-        """Wake who waits for these jobs; records are read here, all at once, and not by each thread for itself."""
+    async def _wake(self, exchange: Exchange, job_ids: Iterable[str]) -> None:
+        """Wake who waits for these jobs; their records are asked for here, all at once, and not by each for itself."""
         with self._lock:
             known = {job_id: self._waiting[job_id] for job_id in job_ids if job_id in self._waiting}
             whole = [job_id for job_id, who in known.items() if not all(waiting.follows for waiting in who)]
-        records: dict[str, job.Job] = {}
+        records: dict[str, Mapping[str, str]] = {}
         try:
-            records = self._store.ended(whole) if whole else {}
-        except Exception as exc:  # noqa: BLE001 - each looks for itself then: one bad record is nobody else's fault
+            records = dict(zip(whole, await exchange.records(whole), strict=True))
+        except Exception as exc:  # noqa: BLE001 - each looks for itself then
             log.warning("action=records_not_read jobs=%s error=%s", len(whole), exc)
         with self._lock:
             for job_id in known:
                 for waiting in self._waiting.get(job_id, ()):
-                    waiting.record = records.get(job_id)
+                    waiting.fields = records.get(job_id, {})
                 self._set(job_id)
 
     def _set(self, job_id: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import os
 import socket
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 from celery import bootsteps, signals
 
-from omniqueue import catalog, engines, errors, media, payloads, placement, settings, store, tracing
+from omniqueue import catalog, engines, errors, garbage, media, payloads, placement, settings, store, tracing
 from omniqueue.pipeline import Pipeline, Stage
 from omniqueue.reaper import Reaper
 from workers import device_pool, pulse
@@ -162,11 +161,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             model = config.model or host.pipe.model or ""
             loaded = host.engine.start(host.pipe, host.stage, model, self._pulse.report)
             check_topology(host.pipe, host.stage, loaded.topology if loaded else None)
-            # What an engine has loaded stays: walking through it at each collection would take a twentieth of a hop.
-            gc.collect()
-            gc.freeze()
-            # An attempt makes hundreds of objects, which go by themselves: looking for cycles every 700 is too often.
-            gc.set_threshold(20_000)
+            garbage.settle()
         except errors.OmniqueueError as exc:
             _cannot_serve(host, self._pulse, exc.message)
         except Exception as exc:  # a user's engine may raise anything; another start may go better

@@ -15,7 +15,7 @@ from typing import Any
 import kombu
 import pytest
 
-from omniqueue import chain, errors, hotpath, media, tasks
+from omniqueue import chain, errors, link, media, tasks
 from omniqueue.calls import Call
 from omniqueue.engines.base import Progress, StageOutput, StageRequest
 from omniqueue.engines.fake import FakeEngine
@@ -820,13 +820,13 @@ def test_the_engine_is_never_given_more_than_it_takes_at_once_whatever_the_prior
     host = host_of(dataclasses.replace(pipe, stages=(narrow, *pipe.stages[1:])))
     most, taker = [0], intake.Intake(None, [kombu.Queue(narrow.queue)], worker=Worker(), host=host)
     engine_of(host).script = lambda request: most.append(len(engine_of(host).inside) + 1)
-    heard = hotpath._Wire.data_received
+    heard = link._Wire.data_received
 
-    def slowly(wire: hotpath._Wire, data: bytes) -> None:
+    def slowly(wire: link._Wire, data: bytes) -> None:
         """What was said at the same time on another connection comes in before."""
         wire._loop.call_later(0.01 if wire is host.hot._listening._wire else 0.0, heard, wire, data)
 
-    monkeypatch.setattr(hotpath._Wire, "data_received", slowly)
+    monkeypatch.setattr(link._Wire, "data_received", slowly)
     jobs = []
     taker.consume()
     try:

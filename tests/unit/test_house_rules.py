@@ -116,15 +116,16 @@ def test_the_router_imports_no_engine_and_no_worker() -> None:
 
 
 STORE = {"omniqueue/store.py", "omniqueue/heartbeats.py", "omniqueue/meters.py"}
-#: embedded.py waits for the server that it starts; connection.py, hotpath.py and redis_facts.py name no key; the bench
-#: measures Redis by itself.
-REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in ("connection", "embedded", "hotpath", "redis_facts")}
+#: embedded.py waits for the server that it starts; connection.py, link.py, those that use it and redis_facts.py name no
+#: key; the bench measures Redis by itself.
+_NO_KEYS = ("connection", "embedded", "exchange", "hotpath", "link", "redis_facts")
+REDIS_CLIENTS = STORE | {f"omniqueue/{name}.py" for name in _NO_KEYS}
 REDIS_CLIENTS |= {"bench/floor.py"}
 
 
 def test_the_store_alone_speaks_to_redis() -> None:
     assert users("redis", "valkey") <= REDIS_CLIENTS
-    assert users("hiredis") == {"omniqueue/hotpath.py"}
+    assert users("hiredis") == {"omniqueue/link.py"}
     outside = {
         f"{path}: {name}"
         for path, tree in sources().items()

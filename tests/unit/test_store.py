@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from omniqueue import embedded, errors, heartbeats, meters, store
+from omniqueue import calls, embedded, errors, heartbeats, meters, store
 from omniqueue.job import JobState
 from omniqueue.payloads import Reference
 from omniqueue.pipeline import Pipeline
@@ -779,7 +779,7 @@ OPERATIONS = {
     "lost": lambda s, p, c: s.lost("q", []),
     "outdated": lambda s, p, c: s.outdated(),
     "unheard": lambda s, p, c: s.unheard(p.name, "w", [c]),
-    "ended": lambda s, p, c: s.ended([c.job_id]),
+    "make": lambda s, p, c: s.make(calls.submit(p, {})),
     "lead": lambda s, p, c: s.lead("x", "me", 1.0),
     "job": lambda s, p, c: s.job(c.job_id),
     "jobs": lambda s, p, c: s.jobs(p.name, 3),
@@ -817,7 +817,7 @@ def test_every_operation_says_broker_unavailable_when_redis_is_away(
 def test_the_operations_above_are_all_there_are() -> None:
     members = {**vars(heartbeats.Heartbeats), **vars(meters.Meters), **vars(Store)}
     public = {n for n, f in members.items() if callable(f) and not n.startswith("_")}
-    assert public == OPERATIONS.keys()
+    assert public - {"record_key", "reply_key"} == OPERATIONS.keys()
 
 
 class Deaf:
