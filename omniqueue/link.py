@@ -7,8 +7,9 @@ A call through redis-py takes 80 microseconds of CPU and more, and one more wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -63,15 +64,34 @@ class _Wire(asyncio.Protocol):
         self.transport.write(packed)
         return answer
 
-    def ask_all(self, questions: Iterable[Question]) -> None:
+    async def answer(
+        self, command: tuple[Any, ...], timeout_s: float, hear: Hear | None = None, after: tuple[Any, ...] = ()
+    ) -> Any:
+        """As :meth:`ask`, and wait. Raises redis-py's errors; after ``timeout_s`` the connection is closed."""
+        answer = self.ask(command, hear, after)
+        late = self._loop.call_later(timeout_s, self.give_up)
+        try:
+            return await answer
+        finally:
+            late.cancel()
+
+    def ask_all(self, questions: Sequence[Question], timeout_s: float) -> None:
         """Send many commands at once."""
-        questions = list(questions)
+        packed = b"".join([hiredis.pack_command(command) for command, _ in questions])
         if self.transport.is_closing():
             for _, hear in questions:
                 hear(redis.ConnectionError("The connection is closed."))
             return
-        self._waiting.extend((None, hear) for _, hear in questions)
-        self.transport.write(b"".join([hiredis.pack_command(command) for command, _ in questions]))
+        late = self._loop.call_later(timeout_s, self.give_up)
+        *others, (_, last) = questions
+
+        def hear_last(said: Any) -> None:
+            late.cancel()
+            last(said)
+
+        self._waiting.extend((None, hear) for _, hear in others)
+        self._waiting.append((None, hear_last))
+        self.transport.write(packed)
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop: whatever is complete goes to who waits for it."""
@@ -125,7 +145,7 @@ class Link:
         self.timeout_s = timeout_s
         self._opening = asyncio.Lock()
         self._wire: _Wire | None = None
-        #: By which Redis calls the connection.
+        #: By which Redis calls the connection, if it tells.
         self.name: int | None = None
 
     async def ask(
@@ -137,29 +157,15 @@ class Link:
         Redis does just before, and whose answer does not matter.
         """
         wire = await self._opened()
-        answer = wire.ask(command, hear, after)
-        late = wire._loop.call_later(self.timeout_s + patience_s, wire.give_up)
-        try:
-            return await answer
-        finally:
-            late.cancel()
+        return await wire.answer(command, self.timeout_s + patience_s, hear, after)
 
     async def ask_all(self, questions: Sequence[Question]) -> None:
-        """Send many commands at once; returns when they are sent. What goes wrong is told to those who listen."""
+        """Send many commands at once; returns when they are sent. Whatever goes wrong is told to those who listen."""
         try:
-            wire = await self._opened()
-        except (redis.RedisError, OSError) as exc:
+            (await self._opened()).ask_all(questions, self.timeout_s)
+        except Exception as exc:  # noqa: BLE001 - they would wait for ever
             for _, hear in questions:
                 hear(exc)
-            return
-        late = wire._loop.call_later(self.timeout_s, wire.give_up)
-        *others, (command, last) = questions
-
-        def hear_last(said: Any) -> None:
-            late.cancel()
-            last(said)
-
-        wire.ask_all([*others, (command, hear_last)])
 
     async def answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The answers to many commands sent at once. Raises redis-py's errors, the first one."""
@@ -187,8 +193,10 @@ class Link:
                 # The time-out is for the login: reads of redis-py's own would wait for ever.
                 opened = self._kind(**self._options, protocol=2, socket_timeout=self.timeout_s)
                 await opened.connect()
-                self._wire = _Wire(opened)
-                self.name = await self.ask("CLIENT", "ID")
+                wire, self.name = _Wire(opened), None
+                with contextlib.suppress(redis.exceptions.NoPermissionError):
+                    self.name = await wire.answer(("CLIENT", "ID"), self.timeout_s)
+                self._wire = wire
             return self._wire
 
     def close(self) -> None:

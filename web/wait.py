@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class Waiting:
     #: What came instead of a plain yes.
     refusal: Any = None
 
-    def hear(self, answer: Any) -> None:
+    def told(self, answer: Any) -> None:
         """Called with the answer to the submission, or with the error that came instead."""
         if isinstance(answer, list) and answer[0] == "ok":
             self.submitted = True
@@ -131,9 +131,9 @@ class ReplyWaiter:
         try:
             if self._exchange is None:
                 raise RuntimeError("The thread does not run.")
-            self._exchange.send(call, waiting.hear)
+            self._exchange.send(call, waiting.told)
         except RuntimeError as exc:
-            waiting.hear(exc)
+            waiting.told(exc)
         return store.Submission(waiting.job_id, existing=False)
 
     def _settle(self, waiting: Waiting, call: Call[store.Submission]) -> None:
@@ -216,18 +216,26 @@ class ReplyWaiter:
         exchange = self._exchange = Exchange(self._store, self._reply_to)
         checked_at = time.monotonic()
         while not stop.is_set():
-            try:
-                await self._wake(exchange, await exchange.replies(RECHECK_S))
-                if time.monotonic() - checked_at >= RECHECK_S:
-                    checked_at = time.monotonic()
-                    await self._recheck(exchange)
-            except errors.BrokerUnavailable:
-                await asyncio.sleep(_RETRY_S)
-            except Exception:  # a waiter that dies would leave every request to its deadline
-                log.exception("action=replies_failed")
-                await asyncio.sleep(_RETRY_S)
+            await self._surely(self._listen(exchange))
+            if time.monotonic() - checked_at >= RECHECK_S:
+                checked_at = time.monotonic()
+                await self._surely(self._recheck(exchange))
         self._exchange = None
         await exchange.close()
+
+    @staticmethod
+    async def _surely(step: Awaitable[None]) -> None:
+        """A step that may fail: a thread that dies would leave every request to its deadline."""
+        try:
+            await step
+        except errors.BrokerUnavailable:
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            log.exception("action=replies_failed")
+            await asyncio.sleep(_RETRY_S)
+
+    async def _listen(self, exchange: Exchange) -> None:
+        await self._wake(exchange, await exchange.replies(RECHECK_S))
 
     async def _recheck(self, exchange: Exchange) -> None:
         """Wake those whose job is terminal or gone although no reply said so."""

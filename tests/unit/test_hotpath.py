@@ -134,6 +134,27 @@ def test_a_login_that_is_never_answered_ends_with_the_time_out() -> None:
     run(work)
 
 
+def test_a_server_that_leaves_at_the_login_is_asked_again_and_again() -> None:
+    came = []
+
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.read(10_000))
+        writer.write(b"+OK\r\n" * 8)
+        await writer.drain()
+        writer.transport.abort()
+
+    async def work() -> None:
+        server = await asyncio.start_server(rude, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, linked(store.connect(f"redis://127.0.0.1:{port}/1", 5.0), 5.0) as link:
+            for number in range(1, 6):
+                with pytest.raises((redis.ConnectionError, redis.TimeoutError, OSError)):
+                    await link.ask("PING")
+                assert len(came) >= number
+
+    run(work)
+
+
 def test_a_function_that_is_missing_again_once_it_is_loaded_is_a_redis_that_is_away(
     records: store.Store, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,9 +174,10 @@ def test_a_function_that_is_missing_again_once_it_is_loaded_is_a_redis_that_is_a
         records.cancel("a" * 32)
 
 
-def test_a_user_who_may_not_end_a_wait_waits_it_out(own: embedded.EmbeddedValkey) -> None:
+@pytest.mark.parametrize("less", ["-@dangerous", "-client"])
+def test_a_user_who_may_not_end_a_wait_waits_it_out(own: embedded.EmbeddedValkey, less: str) -> None:
     admin = store.connect(own.url, 5.0)
-    rights = ("on", ">word", "~*", "&*", "+@all", "-@dangerous")
+    rights = ("on", ">word", "~*", "&*", "+@all", less)
     admin.execute_command("ACL", "SETUSER", "worker", *rights)  # type: ignore[no-untyped-call]
     records = store.Store(store.connect(f"{own.url}&username=worker&password=word", 5.0))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from omniqueue import errors, store
+from omniqueue import calls, errors, functions, store
+from omniqueue.calls import Call
 from omniqueue.exchange import Exchange
 from omniqueue.job import Job, JobState
 from omniqueue.pipeline import Pipeline
+from tests.process.cluster import eventually
 from tests.unit import support
 from web import wait
 
@@ -170,3 +174,108 @@ def test_a_fault_in_the_thread_does_not_end_it(
     after(1.0, lambda: end(records, pipe, job_id))
     assert waited(waiter, job_id).state is JobState.SUCCEEDED
     assert len(calls) > 2
+
+
+# -- jobs that are left to the thread to be submitted ------------------------------------------------------------------
+
+
+def asked(waiter: wait.ReplyWaiter, pipe: Pipeline, job_id: str, timeout_s: float = 20.0) -> Job:
+    with waiter.expect(job_id) as waiting:
+        waiter.submit(waiting, calls.submit(pipe, {"prompt": job_id}, job_id=job_id, reply_to=waiter.reply_to))
+        return waiter.wait(waiting, timeout_s)
+
+
+@contextlib.contextmanager
+def ending(records: store.Store, pipe: Pipeline) -> Iterator[None]:
+    """End all jobs of a pipeline as they come."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.01):
+            for record in records.jobs(pipe.name, 1000):
+                if record.state is JobState.QUEUED:
+                    end(records, pipe, record.id)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_many_threads_get_their_own_jobs(records: store.Store, waiter: wait.ReplyWaiter, pipe: Pipeline) -> None:
+    def client(_: int) -> bool:
+        ids = [store.new_id() for _ in range(5)]
+        got = [asked(waiter, pipe, job_id) for job_id in ids]
+        return [(job.id, job.request["prompt"], job.state) for job in got] == [(i, i, JobState.SUCCEEDED) for i in ids]
+
+    with ending(records, pipe), ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(client, range(16)))
+    assert records.counts(pipe.name)["accepted"] == 80
+
+
+def test_a_full_queue_is_told_to_who_waits(records: store.Store, waiter: wait.ReplyWaiter) -> None:
+    pipe = support.pipeline(1, max_queue=1)
+    first = support.submit(records, pipe)
+    started = time.monotonic()
+    with pytest.raises(errors.QueueFull, match="1 jobs"):
+        asked(waiter, pipe, store.new_id())
+    assert time.monotonic() - started < 10
+    assert [job.id for job in records.jobs(pipe.name, 10)] == [first]
+
+
+def test_without_the_thread_a_job_is_submitted_by_who_waits(records: store.Store, pipe: Pipeline) -> None:
+    waiter = wait.ReplyWaiter(records)
+    with pytest.raises(errors.JobExpired):  # nobody wakes it
+        asked(waiter, pipe, job_id := store.new_id(), 0.2)
+    assert [job.id for job in records.jobs(pipe.name, 10)] == [job_id]
+
+
+@pytest.mark.parametrize("lost", ["function", "connections"])
+def test_what_redis_loses_costs_no_job(
+    records: store.Store, waiter: wait.ReplyWaiter, pipe: Pipeline, lost: str
+) -> None:
+    with ending(records, pipe):
+        assert asked(waiter, pipe, store.new_id()).state is JobState.SUCCEEDED
+        if lost == "function":
+            records.client.function_delete(functions.name())
+        else:
+            records.client.client_kill_filter(_type="normal", skipme=True)
+        assert asked(waiter, pipe, store.new_id()).state is JobState.SUCCEEDED
+
+
+def test_a_call_that_cannot_be_sent_is_one_waiters_fault_only(
+    records: store.Store, waiter: wait.ReplyWaiter, pipe: Pipeline
+) -> None:
+    bad: Call[store.Submission] = Call("submit", (object(),), lambda answer: store.Submission("", False))
+    good = store.new_id()
+    with ending(records, pipe), waiter.expect("bad") as broken, waiter.expect(good) as whole:
+        waiter.submit(broken, bad)
+        waiter.submit(whole, calls.submit(pipe, {}, job_id=good, reply_to=waiter.reply_to))
+        assert waiter.wait(whole, 20.0).state is JobState.SUCCEEDED
+        with pytest.raises(Exception, match="must be str"):
+            waiter.wait(broken, 20.0)
+        assert asked(waiter, pipe, store.new_id()).state is JobState.SUCCEEDED
+
+
+def test_who_leaves_before_redis_has_answered_is_not_taken_to_have_a_job(
+    records: store.Store, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mute(Exchange):
+        def send(self, call: Call[object], hear: object) -> None:
+            """Redis does not answer."""
+
+    monkeypatch.setattr(wait, "Exchange", Mute)
+    monkeypatch.setattr(store.Store, "timeout_s", 1.0)
+    waiter = wait.ReplyWaiter(records)
+    waiter.start()
+    eventually(lambda: waiter._exchange is not None)
+    try:
+        with waiter.expect("j") as waiting:
+            waiter.submit(waiting, calls.submit(pipe, {}, job_id="j"))
+            with pytest.raises(errors.BrokerUnavailable):
+                waiter.wait(waiting, 20.0, left=lambda: True)
+    finally:
+        waiter.stop()
