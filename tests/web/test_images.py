@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from omniqueue import errors, media, store
+from omniqueue import calls, errors, media, store
 from tests.web import support
 from tests.web.support import GENERATIONS, PROMPT, Router, error_of
 
@@ -215,7 +215,7 @@ def test_a_crash_of_the_router_is_logged_and_its_body_tells_nothing(
     def crash(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(store.Store, "submit", crash)
+    monkeypatch.setattr(calls, "submit", crash)
     error = error_of(idle_router.post(), 500)
     assert "secret" not in error["message"]
     assert "secret detail" in caplog.text
@@ -232,6 +232,6 @@ def test_every_error_of_ours_has_openais_shape(idle_router: Router, monkeypatch:
         def fail(*_: Any, error: type[errors.OmniqueueError] = kind, **__: Any) -> None:
             raise error("What happened.", param="there")
 
-        monkeypatch.setattr(store.Store, "submit", fail)
+        monkeypatch.setattr(calls, "submit", fail)
         if kind is not errors.QueueFull:
             assert error_of(idle_router.post(), kind.status)["param"] == "there"
