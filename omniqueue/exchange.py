@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from omniqueue import errors, functions
+from omniqueue import errors, functions, job
 from omniqueue.calls import Call
 from omniqueue.connection import reachable
 from omniqueue.link import Hear, Link
@@ -74,10 +74,15 @@ class Exchange:
         return answer[1] if answer else []
 
     async def records(self, job_ids: Sequence[str]) -> list[dict[str, str]]:
-        """What ``Job.from_hash`` reads, of each job; nothing of one that is gone. Raises BrokerUnavailable."""
+        """The job's own fields of each record, for ``Job.from_hash``; none of one that is gone.
+
+        Raises BrokerUnavailable.
+        """
         with reachable():
-            answers = await self._calls.answers([("HGETALL", self._store.record_key(one)) for one in job_ids])
-        return [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in answers]
+            found = await self._calls.answers([("HMGET", self._store.record_key(one), *job.FIELDS) for one in job_ids])
+        return [
+            {name: text for name, text in zip(job.FIELDS, texts, strict=True) if text is not None} for texts in found
+        ]
 
     async def close(self) -> None:
         """Close the connections."""

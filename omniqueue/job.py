@@ -58,9 +58,13 @@ class StageRecord:
     params: Mapping[str, Any] | None
 
 
+#: What a record says of the job itself; the rest is of its stages.
+FIELDS = ("pipeline", "state", "stage", "created", "deadline", "finished", "priority", "request", "result", "error")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One accepted request; times are Unix seconds."""
+    """One accepted request; times are Unix seconds. Whoever waits for its end reads no ``stages``."""
 
     id: str
     pipeline: str
@@ -77,7 +81,7 @@ class Job:
 
     @classmethod
     def from_hash(cls, job_id: str, fields: Mapping[str, str]) -> Job:
-        """Read the Redis hash that records.lua writes."""
+        """Read the Redis hash that records.lua writes, or those of its fields that are FIELDS."""
         return cls(
             id=job_id,
             pipeline=fields["pipeline"],
@@ -88,7 +92,7 @@ class Job:
             finished_at=_number(fields.get("finished")),
             priority=int(fields["priority"]),
             request=msgspec.json.decode(fields["request"]),
-            stages=tuple(_stage(k, fields) for k in range(int(fields["stages"]))),
+            stages=tuple(_stage(k, fields) for k in range(int(fields.get("stages", 0)))),
             result=_json(fields.get("result")),
             error=_json(fields.get("error")),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import functools
 import json
@@ -71,6 +72,8 @@ def parse(content: bytes) -> dict[str, Any]:
         raise errors.InvalidRequest("The body is empty; send a JSON object.")
     try:
         value = _strict().decode(content.decode())
+        if b"\\u" in content:  # UTF-8 has no surrogates, so they can only come escaped
+            _check_text(value, None)
     except RecursionError:
         raise errors.InvalidRequest("The body is nested too deeply.") from None
     except ValueError as exc:  # malformed JSON, bytes that are not UTF-8, a number of thousands of digits
@@ -81,19 +84,22 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python's reader would take the last of two equal keys, and half a surrogate pair for a character."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
+    """Python's reader would take the last of two equal keys."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        key, _ = collections.Counter(key for key, _ in pairs).most_common(1)[0]
         _check_text(key, None)
-        if key in result:
-            raise errors.InvalidRequest(f"{key[:100]} is given twice.", param=key[:100])
-        _check_text(value, key)
-        result[key] = value
+        raise errors.InvalidRequest(f"{key[:100]} is given twice.", param=key[:100])
     return result
 
 
 def _check_text(value: Any, param: str | None) -> None:
-    if isinstance(value, list):
+    """Python's reader takes half a surrogate pair for a character."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_text(key, None)
+            _check_text(entry, key)
+    elif isinstance(value, list):
         for entry in value:
             _check_text(entry, param)
     if not isinstance(value, str):
