@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import urlsplit
 
 import flask
@@ -22,11 +23,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob: {media}; "
     "media-src 'self' blob: {media}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-}
+#: Of every answer.
+_HEADERS = [("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY"), ("Referrer-Policy", "no-referrer")]
 
 
 class CrossSite(errors.InvalidRequest):
@@ -64,6 +62,16 @@ def attach(app: flask.Flask, keys: Keys, limit: rate.RateLimit | None) -> None:
 
     app.before_request(check)
     app.after_request(_secure)
+    app.wsgi_app = _with_headers(app.wsgi_app)  # type: ignore[method-assign]
+
+
+def _with_headers(serve: Any) -> Any:
+    """The WSGI application with _HEADERS in its answers; Werkzeug would look at each of them for each answer."""
+
+    def served(environ: Any, start_response: Any) -> Any:
+        return serve(environ, lambda status, headers, *rest: start_response(status, [*headers, *_HEADERS], *rest))
+
+    return served
 
 
 def _own_site(headers: Headers) -> None:
@@ -76,7 +84,6 @@ def _own_site(headers: Headers) -> None:
 
 
 def _secure(response: flask.Response) -> flask.Response:
-    response.headers.update(_HEADERS)
     if response.mimetype in ("text/html", "image/svg+xml"):
         place = urlsplit(current().config.media_http_url or "")
         media = f"{place.scheme}://{place.netloc}" if place.netloc else ""
