@@ -16,6 +16,9 @@ from omniqueue import errors, store
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+#: This build of Valkey has glibc's allocator, not jemalloc. With 100,000 jobs it searched its heap for room, which
+#: made half of what a request costs the server more; now it keeps more freed pieces at hand, and large buffers apart.
+_MALLOC = "glibc.malloc.tcache_count=2000:glibc.malloc.mmap_threshold=65536"
 
 
 def die_with_parent() -> None:
@@ -60,6 +63,7 @@ class EmbeddedValkey:
         command = [str(get_binary_path()), *[part for key, value in arguments.items() for part in (f"--{key}", value)]]
         self.process = subprocess.Popen(
             command,
+            env={"GLIBC_TUNABLES": _MALLOC, **os.environ},
             preexec_fn=die_with_parent,
             start_new_session=True,
             stdout=subprocess.DEVNULL,
