@@ -264,6 +264,18 @@ def test_no_header_changes_the_path(running: Server, name: str, value: str) -> N
     assert response.json()["object"] == "list"
 
 
+def test_an_answer_comes_in_one_piece(running: Server) -> None:
+    host, _, port = running.url.removeprefix("http://").partition(":")
+    for path, status in (("/health", b"200"), ("/v1/models", b"200"), ("/nowhere", b"404")):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+            assert head.split()[1] == status
+            assert json.loads(body)
+            connection.sendall(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(65536).endswith(b"\r\n\r\n")
+
+
 def test_a_malformed_chunk_is_the_clients_fault(running: Server) -> None:
     assert raw(running.url, b"Transfer-Encoding: chunked\r\n\r\nzz\r\nfoo").startswith(b"HTTP/1.1 400")
 
