@@ -41,6 +41,8 @@ def reachable() -> Iterator[None]:
     except redis.ResponseError as exc:
         if "MISCONF" in str(exc):  # it takes no more writes
             raise errors.BrokerUnavailable("Redis cannot write to its disk, so nothing was accepted.") from exc
+        if str(exc).startswith("BUSY "):
+            raise errors.BrokerUnavailable("Redis is busy with somebody's script, so nothing was accepted.") from exc
         if functions.missing(exc):  # again, right after it was loaded
             raise errors.BrokerUnavailable("Redis does not keep functions, so nothing was accepted.") from exc
         raise

@@ -67,7 +67,7 @@ class QueueFull(OmniqueueError):
 
 
 class BrokerUnavailable(OmniqueueError):
-    """Redis does not answer, so nothing was accepted; try again, and check OMNIQUEUE_REDIS_URL if it stays."""
+    """Redis does not answer; try again (with an Idempotency-Key nothing runs twice), and check OMNIQUEUE_REDIS_URL."""
 
     status = 503
     type = "service_unavailable"

@@ -72,7 +72,7 @@ def parse(content: bytes) -> dict[str, Any]:
         raise errors.InvalidRequest("The body is empty; send a JSON object.")
     try:
         value = _strict().decode(content.decode())
-        if b"\\u" in content:  # UTF-8 has no surrogates, so they can only come escaped
+        if isinstance(value, dict) and b"\\u" in content:  # UTF-8 has no surrogates, so they can only come escaped
             _check_text(value, None)
     except RecursionError:
         raise errors.InvalidRequest("The body is nested too deeply.") from None
@@ -107,8 +107,9 @@ def _check_text(value: Any, param: str | None) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        name = param or "A key"
-        raise errors.InvalidRequest(f"{name} must be valid Unicode; it has a lone surrogate.", param=param) from None
+        name = param[:100] if param else None
+        said = f"{name or 'A key'} must be valid Unicode; it has a lone surrogate."
+        raise errors.InvalidRequest(said, param=name) from None
 
 
 def _constant(name: str) -> Any:

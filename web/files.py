@@ -58,7 +58,6 @@ def response(services: Services, name: str, content_type: str) -> flask.Response
         answer.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     if flask.request.method in ("GET", "HEAD"):
         answer.headers["Accept-Ranges"] = "bytes"
-    answer.headers["X-Content-Type-Options"] = "nosniff"
     return answer
 
 

@@ -140,12 +140,10 @@ def complete(services: Services, ask: Ask) -> job.Job:
             try:
                 return _succeeded(_wait_for_client(services, ask, waiting))
             except errors.QueueFull as exc:
-                flask.g.pop("job_id")  # there is no such job
                 raise _busy(services, ask, exc) from exc
-            except errors.BrokerUnavailable:
+            finally:
                 if not waiting.submitted:  # there may be no such job
                     flask.g.pop("job_id")
-                raise
     with waiter.expect(submission.job_id) as waiting:
         waiting.woken.set()  # it may have ended long ago
         return _succeeded(waiter.wait(waiting, ask.timeout_s + GRACE_S))

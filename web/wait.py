@@ -71,6 +71,7 @@ class Waiting:
         fields, self.fields = self.fields, {}
         if not fields.get("state") or not job.JobState(fields["state"]).terminal:
             return None
+        self.submitted = True
         return job.Job.from_hash(self.job_id, fields)
 
 
@@ -168,8 +169,10 @@ class ReplyWaiter:
             record = waiting.record() or (self._ended(waiting.job_id) if waiting.submitted else None)
             if record is not None:
                 return record
-            if self._released:
+            if self._released and waiting.submitted:
                 raise ShuttingDown(waiting.job_id)
+            if self._released:
+                raise errors.NotReady("The router is shutting down and Redis has not answered; send the request again.")
         raise errors.JobExpired(f"Job {waiting.job_id} did not end within its time limit.")
 
     def hear(self, waiting: Waiting, timeout_s: float) -> job.Job | None:

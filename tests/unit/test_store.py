@@ -917,10 +917,18 @@ def test_a_redis_without_memory_left_is_unavailable_and_keeps_what_it_has(pipe: 
         server.stop()
 
 
-def test_a_redis_that_cannot_write_to_its_disk_is_unavailable(records: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    ],
+)
+def test_a_redis_that_cannot_write_or_is_busy_is_unavailable(
+    records: Store, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     import redis
 
-    text = "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk."
     monkeypatch.setattr(records.client, "ping", support.raising(redis.ResponseError(text)))
     with pytest.raises(errors.BrokerUnavailable):
         records.ping()

@@ -260,8 +260,9 @@ def test_a_call_that_cannot_be_sent_is_one_waiters_fault_only(
         assert asked(waiter, pipe, store.new_id()).state is JobState.SUCCEEDED
 
 
-def test_who_leaves_before_redis_has_answered_is_not_taken_to_have_a_job(
-    records: store.Store, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("released", "error"), [(False, errors.BrokerUnavailable), (True, errors.NotReady)])
+def test_before_redis_has_answered_nobody_is_taken_to_have_a_job(
+    records: store.Store, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, released: bool, error: type[Exception]
 ) -> None:
     class Mute(Exchange):
         def send(self, call: Call[object], hear: object) -> None:
@@ -275,7 +276,10 @@ def test_who_leaves_before_redis_has_answered_is_not_taken_to_have_a_job(
     try:
         with waiter.expect("j") as waiting:
             waiter.submit(waiting, calls.submit(pipe, {}, job_id="j"))
-            with pytest.raises(errors.BrokerUnavailable):
+            if released:
+                waiter.release()
+            with pytest.raises(error) as told:
                 waiter.wait(waiting, 20.0, left=lambda: True)
+            assert not isinstance(told.value, wait.ShuttingDown)
     finally:
         waiter.stop()
