@@ -14,7 +14,7 @@ from omniqueue import garbage
 
 #: No request of a measurement may take longer, in seconds.
 TIMEOUT_S = 120.0
-#: Requests of each client before its times count: with the first one, threads and connections are made.
+#: Requests of each client, at least, before its times count.
 _WARM = 3
 
 
@@ -51,36 +51,29 @@ def measure(
 ) -> Measured:
     """``clients`` threads, each sending its next request when the last one ended, for ``seconds`` after a warm-up.
 
-    ``request`` gets the client's number and raises when the answer is wrong. ``roles`` are process ids by role.
+    ``request`` gets the client's number and raises when the answer is wrong. ``roles`` are process ids by role. All
+    clients have sent some requests, and have their connections, before the time of any counts.
     """
     garbage.settle()  # the clients' own pauses are not what is measured
-    _run(request, clients, warm=max(_WARM, warm // clients))
-    cpu = Cpu(roles)
-    start = time.monotonic()
-    times = _run(request, clients, until=start + seconds)
-    elapsed = time.monotonic() - start
-    taken = {role: 1000 * cpu_s / len(times) for role, cpu_s in cpu.taken_s().items()}
-    times.sort()
-
-    def quantile(share: float) -> float:
-        return 1000 * times[min(len(times) - 1, int(share * len(times)))]
-
-    return Measured(quantile(0.5), quantile(0.95), quantile(0.99), len(times) / elapsed, len(times), taken)
-
-
-def _run(request: Callable[[int], None], clients: int, warm: int = 0, until: float = 0.0) -> list[float]:
     times: list[list[float]] = [[] for _ in range(clients)]
     faults: list[BaseException] = []
+    begun: list[tuple[float, Cpu]] = []
+    ready = threading.Barrier(clients, lambda: begun.append((time.monotonic(), Cpu(roles))), TIMEOUT_S)
 
     def client(number: int) -> None:
         mine = times[number]
         try:
-            while not faults and (len(mine) < warm if warm else time.monotonic() < until or not mine):
+            for _ in range(max(_WARM, warm // clients)):
+                request(number)
+            ready.wait()
+            until = begun[0][0] + seconds
+            while not faults and (time.monotonic() < until or not mine):
                 start = time.perf_counter()
                 request(number)
                 mine.append(time.perf_counter() - start)
         except BaseException as exc:  # noqa: BLE001 - told by the thread that joins
             faults.append(exc)
+            ready.abort()
 
     threads = [threading.Thread(target=client, args=(k,), daemon=True) for k in range(clients)]
     for thread in threads:
@@ -91,7 +84,15 @@ def _run(request: Callable[[int], None], clients: int, warm: int = 0, until: flo
         raise faults[0]
     if any(thread.is_alive() for thread in threads):
         raise TimeoutError(f"A request has not ended for {TIMEOUT_S:.0f} s.")
-    return [one for mine in times for one in mine]
+    [(start, cpu)] = begun
+    elapsed = time.monotonic() - start
+    every = sorted(one for mine in times for one in mine)
+    taken = {role: 1000 * cpu_s / len(every) for role, cpu_s in cpu.taken_s().items()}
+
+    def quantile(share: float) -> float:
+        return 1000 * every[min(len(every) - 1, int(share * len(every)))]
+
+    return Measured(quantile(0.5), quantile(0.95), quantile(0.99), len(every) / elapsed, len(every), taken)
 
 
 def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
