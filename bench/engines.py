@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import yaml
 from omniqueue import celery_app, demo, engines, params, settings, store, up
 from omniqueue.engines.base import Engine, StageOutput, StageRequest
 from omniqueue.pipeline import Pipeline
-from tests.process.cluster import publish_to
+from tests.process.cluster import eventually, publish_to
 
 REQUESTS, SIZE = 16, "256x256"
 PROMPT = "A red apple on a white table"
@@ -93,21 +93,13 @@ class Queue:
         return [worker for worker, queues in told.items() if self._name in [queue["name"] for queue in queues]]
 
     def leave(self) -> None:
-        """Returns when no worker takes from it any more. Raises TimeoutError."""
+        """Returns when no worker takes from it any more. Raises AssertionError after BURST_S."""
         self._control.cancel_consumer(self._name, destination=self._workers)
-        _eventually(lambda: not self._consuming())
+        eventually(lambda: not self._consuming(), BURST_S)
 
     def take_up(self) -> None:
         """Have its workers take from it again."""
         self._control.add_consumer(self._name, destination=self._workers)
-
-
-def _eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BURST_S
-    while not what():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Not within {BURST_S:.0f} s.")
-        time.sleep(0.1)
 
 
 def through(machine: up.Machine, count: int, later: Queue | None = None) -> tuple[float, float]:
@@ -132,10 +124,9 @@ def through(machine: up.Machine, count: int, later: Queue | None = None) -> tupl
             clients.submit(demo.post, machine.options.port, "/v1/images/generations", {**body, "seed": seed})
             for seed in range(count)
         ]
-        _eventually(lambda: len(written()) == count)
-        begun = max(written())
+        eventually(lambda: len(written()) == count, BURST_S, every_s=0.1)
+        begun = time.time() if later else max(written())
         if later:
-            begun = time.time()
             later.take_up()
         for one in asked:
             one.result(BURST_S)
